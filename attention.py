@@ -32,7 +32,8 @@ the share hardly depends on it. For e 64 and 256 buckets:
     share of the keys outside (outside_share_law)           36 %    60 %    86 %    98 %
     queries without a key inside, (1 - P)^L, for L = 128     0 %     0 %     0 %    37 %
 
-The share is smaller where queries and keys are similar. With fill="mask" it is 0.
+The share is smaller where queries and keys are similar. fill="mask" is the other reading of the
+idea: keys outside have no weight, and a query attends to its bucket and to itself.
 """
 
 import functools
@@ -77,7 +78,8 @@ def masked_softmax(scores, is_key):
         return scores.softmax(-1)
     # subtle: not -inf. Where no key is left, the softmax would be NaN
     lowest = torch.finfo(scores.dtype).min
-    weights = scores.masked_fill(~is_key, lowest).softmax(-1)
+    scores = scores.masked_fill(~is_key, lowest)
+    weights = scores.softmax(-1)
     return weights.masked_fill(~is_key, 0.0)
 
 
@@ -121,7 +123,8 @@ def simhash(x, planes, coef, num_buckets):
     with torch.autocast(x.device.type, enabled=False):
         products = torch.einsum("bhle,hnre->bhnlr", x.float(), planes)
     is_above = products > 0  # (B, H, n, L, r)
-    sums = (is_above * coef.unsqueeze(2)).sum(-1)  # (B, H, n, L)
+    terms = is_above * coef.unsqueeze(2)
+    sums = terms.sum(-1)  # (B, H, n, L)
     return sums % num_buckets
 
 
@@ -240,8 +243,9 @@ def outside_share_law(head_size, num_hyperplanes, num_buckets):
     """
     s = torch.linspace(-6, 6, 1001)
     density = torch.exp(-s.square() / 2)
-    cosine = (s / math.sqrt(head_size)).clamp(-1, 1)
-    P = collision_probability(cosine.acos(), num_hyperplanes, num_buckets)
+    cosine = s / math.sqrt(head_size)
+    angle = cosine.clamp(-1, 1).acos()
+    P = collision_probability(angle, num_hyperplanes, num_buckets)
     outside = (density * (1 - P)).sum()
     inside = (density * P * s.exp()).sum()
     return (outside / (outside + inside)).item()
@@ -320,8 +324,12 @@ class SelfAttention(nn.Module):
             hq = simhash(q, self.planes, self.coef, self.num_buckets)  # (B, H, n, L)
             hk = simhash(k, self.planes, self.coef, self.num_buckets)
             a = lsh_attention(
-                q, k, v, hq, hk, fill=self.fill, pairs=self.pairs, key_mask=key_mask)
-        return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
+                q, k, v, hq, hk,
+                fill=self.fill,
+                pairs=self.pairs,
+                key_mask=key_mask)
+        a = a.transpose(1, 2).flatten(2)  # (B, H, L, e) -> (B, L, H·e)
+        return self.out(a)
 
 
 # The same result, faster. If the literal formulas are all you need, stop here
@@ -380,8 +388,8 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
     """
     if torch.compiler.is_dynamo_compiling():
         # the shapes of the fast forms depend on the data, so torch.compile leaves them out
-        return uncompiled_lsh_attention()(
-            q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask, impl=impl)
+        uncompiled = uncompiled_lsh_attention()
+        return uncompiled(q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask, impl=impl)
     check_arguments(q, k, v, hq, hk, key_mask)
     check_choices(fill, pairs)
 
@@ -405,8 +413,10 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
                          f"got {n} and {pairs!r}.")
     if key_mask is None:
         key_mask = torch.ones_like(hq[:, 0, 0], dtype=torch.bool)  # (B, L)
+    hq = hq.squeeze(2)  # (B, H, L)
+    hk = hk.squeeze(2)
     with torch.autocast(q.device.type, enabled=False):
-        out = attend_fast(q, k, v, hq.squeeze(2), hk.squeeze(2), fill, key_mask)
+        out = attend_fast(q, k, v, hq, hk, fill, key_mask)
     return out.to(q.dtype)
 
 
@@ -535,9 +545,10 @@ def find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill):
         count, mean = average_outside(v, is_key, cell_q, cell_k)
         score = count.log().clamp(min=NO_SCORE)
         return score, mean
-    score = (q * k).sum(3, keepdim=True) / math.sqrt(q.shape[3])  # (B, H, L, 1)
-    is_outside = (cell_q != cell_k).unsqueeze(3)  # (B, H, L, 1)
-    is_extra = is_key & is_outside
+    product = (q * k).sum(3, keepdim=True)  # (B, H, L, 1)
+    score = product / math.sqrt(q.shape[3])
+    is_outside = cell_q != cell_k  # (B, H, L)
+    is_extra = is_key & is_outside.unsqueeze(3)
     score = score.masked_fill(~is_extra, NO_SCORE)
     value = v.masked_fill(~is_extra, 0.0)
     return score, value
@@ -713,7 +724,11 @@ def attend(q, k, v, is_key):
         return weights @ v
     # PyTorch's kernel holds no matrix of scores. It wants a dimension of heads
     out = F.scaled_dot_product_attention(
-        q[:, None], k[:, None], v[:, None], attn_mask=is_key[:, None], scale=1.0)
+        q.unsqueeze(1),
+        k.unsqueeze(1),
+        v.unsqueeze(1),
+        attn_mask=is_key.unsqueeze(1),
+        scale=1.0)
     return out.squeeze(1)
 
 
@@ -750,7 +765,8 @@ def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
         find_blocks(sorted_q, sorted_k))
     place = order_q.argsort()
     inside = take_rows(inside, place)
-    lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1)
+    lse = lse.gather(2, place)
+    lse = lse.unsqueeze(3)  # (B, H, L, 1)
 
     # 3. Merge. The softmax of two scores is the sigmoid of their difference
     extra_weight = torch.sigmoid(extra_score - lse)
@@ -761,7 +777,8 @@ def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
 
 def take_rows(x, rows):
     """Return x (B, H, L, e) in the order of rows int64 (B, H, L)."""
-    return x.gather(2, rows.unsqueeze(3).expand_as(x))
+    index = rows.unsqueeze(3).expand_as(x)
+    return x.gather(2, index)
 
 
 def find_blocks(sorted_q, sorted_k):
@@ -899,7 +916,8 @@ def main():
           "#  on the same side of 4 hyperplanes: LSH attention computes the score of the pair\n"
           ".  not so: the score is 0, and the weight before normalization exp(0) = 1\n")
     for row in collisions(hq, hk)[0, 0].tolist():
-        print("  " + " ".join(".#"[is_collision] for is_collision in row))
+        signs = [".#"[is_collision] for is_collision in row]
+        print("  " + " ".join(signs))
 
     print("\n512 vectors that are not similar    keys inside           weight of keys outside")
     print("hyperplanes                         law      counted      law      measured")

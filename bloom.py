@@ -11,6 +11,7 @@ Deviations:
        item, until no two items have the same digest. The paper makes sure that no two have, and
        does not say how.
     3. The beam width doubles. The paper's grows by B.
+    4. A prior may be added to each item's score (popularity_prior). The paper has none.
 Notation:
     N items   m hashes of an item   R buckets of a map   alpha items of a bucket
     s special tokens   P positions, the places of a batch where an item is asked for
@@ -198,7 +199,7 @@ SCORES = {
 
 
 @torch.no_grad()
-def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
+def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
     """Return the k best of all items by scoring each of them.
 
     Args are those of beam_search.
@@ -207,6 +208,7 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
         ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k are left.
     """
     exclude = prepare_exclude(logp, bloom_map, exclude)
+    prior = prepare_prior(logp, bloom_map, prior)
     gamma = SCORES[score]
     k = min(k, bloom_map.n_items)
     digest, _ = bloom_map.tables_on(logp.device)  # (N, m)
@@ -217,13 +219,15 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
         for j in range(bloom_map.m):
             parts.append(logp[p, j].index_select(0, digest[:, j]))  # (N,)
         item_scores = gamma(parts)  # (N,)
+        if prior is not None:
+            item_scores = item_scores + prior
         is_excluded = exclude[p] >= 0  # -1 is none
         item_scores[exclude[p, is_excluded]] = -torch.inf
         scores[p], ids[p] = item_scores.topk(k)
     return ids.masked_fill(scores == -torch.inf, -1), scores
 
 
-def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
+def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=(), prior=None):
     """Search one position in plain loops, with one beam width. [SB §2.5 Alg.1]
 
     Why certified items are the k best of all items that may be returned:
@@ -231,7 +235,7 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
         1. Call an item outside if none of its m buckets is in a beam. All others are scored.
         2. In each map the bucket of an item outside is at most as likely as the last of the beam.
         3. gamma does not fall when a part grows. So an item outside scores at most the bound, which
-           is gamma of the last buckets of the m beams.
+           is gamma of the last buckets of the m beams, plus the largest prior of all items.
         4. If the k-th best of the scored items reaches the bound, no item outside scores more.
 
     Args:
@@ -241,6 +245,7 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
         beam: int, B.
         score: a key of SCORES.
         exclude: list of items that may not be returned.
+        prior: list of N finite floats, which are added to the scores of the items; or None.
 
     Returns:
         ids list[int] and scores list[float], best first, -1 and -inf where fewer than k items are
@@ -249,18 +254,21 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
     gamma = SCORES[score]
     m, R = logp.shape
     k = min(k, bloom_map.n_items)
+    if prior is None:
+        prior = [0.0] * bloom_map.n_items
     # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
     ranked = logp.argsort(dim=1, descending=True)  # (m, R), the best first
     beams = ranked[:, :beam].tolist()  # m lists of B buckets
     # [Alg.1 l.4]: the bound, the score of those last buckets
     last = [logp[j, beams[j][-1]] for j in range(m)]
-    bound = gamma(last)
+    bound = gamma(last) + max(prior)
     # [Alg.1 l.5-6]: score each item that has a bucket in a beam
     pairs = [(-math.inf, -1)] * k  # returned where fewer than k items are reached
     for item, row in enumerate(bloom_map.digest.tolist()):  # row: m buckets
         is_candidate = any(row[j] in beams[j] for j in range(m))
         if is_candidate and item not in exclude:
-            value = float(gamma([logp[j, row[j]] for j in range(m)]))
+            parts = [logp[j, row[j]] for j in range(m)]
+            value = float(gamma(parts) + prior[item])
             if value > -math.inf:
                 pairs.append((value, item))
     best = sorted(pairs, reverse=True)[:k]
@@ -271,11 +279,48 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
     return ids, scores, certified
 
 
+def popularity_prior(counts, bloom_map):
+    """Return log P(item) - Σ_j log P(bucket of the item in map j), a prior for the score "sum".
+
+    A sum of log p cannot know which item of a bucket is popular: p is the probability of all alpha
+    items of the bucket together. Even a model that knows nothing but how often each bucket occurs
+    would rank items wrongly. Here item a was seen 8 times, b, c and d never, and each count is
+    raised by 1, so that no probability is 0:
+
+        map 0   a b | c d    P 10/12 | 2/12                  a      b      c      d
+        map 1   a c | b d    P 10/12 | 2/12    Π P(bucket)   0.69   0.14   0.14   0.03
+                                               P(item)       0.75   0.08   0.08   0.08
+                                               exp(prior)    1.08   0.60   0.60   3.00
+
+    b and c gain from the popularity of a, with which they share a bucket. The prior takes that
+    back: score + prior is log P(item). If a model knows more, and its m predictions are independent
+    of each other for each item, score + prior is log P(item | input) up to a constant.
+
+    It costs speed. The bound adds the largest prior of all items, so it is looser, and beams are
+    wider until items are certified.
+
+    Args:
+        counts: int (N,), how often each item occurs in the training sets.
+        bloom_map: BloomMap or ItemMap.
+
+    Returns:
+        float32 (N,), a tensor.
+    """
+    counts = np.asarray(counts) + 1.0
+    total = counts.sum()
+    prior = np.log(counts / total)
+    for column in bloom_map.digest.T:  # (N,), the bucket of each item
+        count_of_bucket = np.bincount(column, counts)
+        share = count_of_bucket[column] / total  # (N,)
+        prior -= np.log(share)
+    return torch.from_numpy(prior).float()
+
+
 # The same result, faster: all positions at once, and only the items of the beams
 
 
 @torch.no_grad()
-def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None):
+def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None, prior=None):
     """Return the k best of the items that have a bucket in a beam. [SB §2.5 Alg.1]
 
     If they are certified, they are the k best of all items: beam_search_reference says why. A
@@ -291,6 +336,8 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
             items are not certified yet. None: until all are.
         score: a key of SCORES.
         exclude: int64 (P, E), items that may not be returned, below N, -1 for none; or None.
+        prior: float (N,), finite, which is added to the score of each item, as popularity_prior
+            returns it; or None.
 
     Returns:
         ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k items are
@@ -298,7 +345,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         position scored, N if it scored all.
 
     Raises:
-        ValueError: If logp or exclude does not fit, or logp has NaN.
+        ValueError: If logp, exclude or prior does not fit, or logp has NaN.
 
     Example:
         bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
@@ -307,23 +354,25 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         ids, scores, certified, num_scored = beam_search(logp, bloom_map)
     """
     exclude = prepare_exclude(logp, bloom_map, exclude)
-    ids, scores, certified, num_scored = search_round(logp, bloom_map, k, beam, score, exclude)
+    prior = prepare_prior(logp, bloom_map, prior)
+    ids, scores, certified, num_scored = search_round(
+        logp, bloom_map, k, beam, score, exclude, prior)
     turn = 1
     while not certified.all() and (rounds is None or turn < rounds):  # [Alg.1 l.3]: 2B, 4B, ...
         beam *= 2
         if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
             beam = bloom_map.buckets  # such beams may hold all N items: score all directly
         todo = (~certified).nonzero().squeeze(1)  # positions without a certificate
-        again = search_round(logp[todo], bloom_map, k, beam, score, exclude[todo])
+        again = search_round(logp[todo], bloom_map, k, beam, score, exclude[todo], prior)
         ids[todo], scores[todo], certified[todo], num_scored[todo] = again
         turn += 1
     return ids, scores, certified, num_scored  # [Alg.1 l.8]
 
 
-def search_round(logp, bloom_map, k, beam, score, exclude):
+def search_round(logp, bloom_map, k, beam, score, exclude, prior):
     """Return what beam_search does, after one round with the B best buckets of each map."""
     if beam >= bloom_map.buckets:  # no item is outside
-        ids, scores = exhaustive(logp, bloom_map, k, score, exclude)
+        ids, scores = exhaustive(logp, bloom_map, k, score, exclude, prior)
         num_scored = torch.full_like(ids[:, 0], bloom_map.n_items)
         certified = torch.ones_like(num_scored, dtype=torch.bool)
         return ids, scores, certified, num_scored
@@ -339,9 +388,14 @@ def search_round(logp, bloom_map, k, beam, score, exclude):
     items = list_candidates(members, beams, exclude, k)  # (P, C), -1 for none
     parts = []
     for j in range(bloom_map.m):
-        column = digest[:, j][items].long()  # (P, C); -1 reads the last item, and is masked below
-        parts.append(logp[:, j].gather(1, column))
-    item_scores = gamma(parts).masked_fill(items < 0, -torch.inf)  # (P, C)
+        column = digest[:, j]  # (N,)
+        buckets = column[items].long()  # (P, C); -1 reads the last item, and is masked below
+        parts.append(logp[:, j].gather(1, buckets))
+    item_scores = gamma(parts)  # (P, C)
+    if prior is not None:
+        item_scores = item_scores + prior[items]
+        bound = bound + prior.max()
+    item_scores = item_scores.masked_fill(items < 0, -torch.inf)
     # [Alg.1 l.6]: the best of them
     scores, place = item_scores.topk(k)  # (P, k)
     ids = items.gather(1, place)  # (P, k)
@@ -394,7 +448,8 @@ def top_buckets(logp, num):
     likely = best_blocks.unsqueeze(3) * BLOCK + inside  # (P, m, num, BLOCK), buckets
     rest = torch.arange(whole, R, device=logp.device)
     likely = torch.cat([likely.flatten(2), rest.expand(P, m, -1)], 2)
-    values, place = logp.gather(2, likely).topk(num)
+    likely_logp = logp.gather(2, likely)
+    values, place = likely_logp.topk(num)
     return values, likely.gather(2, place)
 
 
@@ -642,6 +697,16 @@ def prepare_exclude(logp, bloom_map, exclude):
         raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
                          f"got {exclude.dtype} {[*exclude.shape]}.")
     return exclude
+
+
+def prepare_prior(logp, bloom_map, prior):
+    """Return prior (N,) as logp; raise a ValueError unless it has a finite number for each item."""
+    if prior is None:
+        return None
+    if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN would rank first
+        raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
+                         f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
+    return prior.to(logp)
 
 
 DEMO_ORDERS = [

@@ -535,9 +535,10 @@ def main():
                         grams=64, width=768)
     print("  method  vectors of 100 words  parameters")
     for name, embedding_class in EMBEDDINGS.items():
-        module = embedding_class.from_config(c)
-        codes = torch.zeros(100, len(module.code_limits), dtype=torch.int64)
-        shape = [*module(codes).shape]  # [100, d], or [100, m, d]
+        with torch.device("meta"):  # shapes without numbers, which takes no time
+            module = embedding_class.from_config(c)
+            codes = torch.zeros(100, len(module.code_limits), dtype=torch.int64)
+            shape = [*module(codes).shape]  # [100, d], or [100, m, d]
         num_parameters = sum(p.numel() for p in module.parameters())
         print(f"{name:>8}  {str(shape):>20}  {num_parameters:10,}")
 

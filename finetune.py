@@ -26,11 +26,10 @@ import copy
 import dataclasses
 import gc
 import hashlib
-import itertools
 import math
 import os
-import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,15 +38,19 @@ import torch.nn as nn
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
 from data.rows import add_reader_flags, reader_options
-from data.squad import SQUAD, QuestionAnswering, read_squad
-from data.tasks import GLUE, TASKS, SequenceClassification, f1, read_task, standard_error
+from data.tasks import GLUE, TASKS, Task, choose_task, read_task
 from hashing import NgramLSH, list_words
-from model import PRESETS, Config, Model, count_parameters, load_model
+from model import PRESETS, Config, Model, load_model
 from support.common import InputError, Ranks, add_device_flags, at_least, autocast, blame
 from support.common import find_checkpoint, fingerprint, load_checkpoint, lock_output, make_parser
-from support.common import read_json, reading, remove, resolve_device, run_script, save_checkpoint
+from support.common import quote_command, reading, resolve_device, run_script, save_checkpoint
 from support.common import send, write_json
+from support.results import FORMAT, Outcome, Result, check_out, job_path, keep_best_model
+from support.results import model_path, read_result, summarize, write_results
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
+
+# What other files use: bench/misspell.py evaluate, train, encode_splits, BagOfWords, both recipes;
+# baselines/canine.py the flags, encode_splits, choose_recipe, train_and_score; bench/ main.
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak
@@ -56,112 +59,102 @@ BAG_STEPS = 300  # at least: fewer leave it half trained on a small file. GLUE's
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
 STEP_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
 NEAR_WORDS = 50_000  # words of --preset, the most frequent, that infer.py --near searches
-# A rerun may change these flags: digests of the texts and of the checkpoint are compared
-PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 
 
 def finetune(args, ranks):
     """Run one job for each task and seed, then write and print the means over the seeds."""
-    # Start: a checkpoint, or the sizes of a model with fresh weights
+    # Settings: what a flag leaves open follows from the checkpoint. Then they never change
     check_flags(args)
-    checkpoint, config = load_start(args)
-    fill_flags(args, checkpoint, config)
+    start = load_start(args)
+    fill_flags(args, start.config.width, start.pool)
 
     # Device: torchrun starts a process, called rank, for each GPU
     ranks.connect("cpu", days=30)  # they exchange nothing: each has jobs of its own
     runtime = resolve_device(args, ranks.local_rank)
 
     # Texts: all are read before the first job, so that a bad file shows at once
-    names = GLUE if args.task == "glue" else [args.task]
-    tasks = {}
-    splits = {}  # task -> split -> rows
-    starts = {}  # task -> the checkpoint, as drop_other_head returns it
-    for name in names:
-        read = read_squad if name in SQUAD else read_task
-        tasks[name], splits[name] = read(name, args)
-        starts[name] = drop_other_head(checkpoint, tasks[name])
-        if args.epochs == 0 and not starts[name]["task"]:
-            raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
-                             f"very task, {name}, with its columns and labels.")
+    assignments = {}  # by the name of the task
+    for name in list_tasks(args):
+        assignments[name] = read_assignment(name, args, start)
+    rows = {name: assignment.rows for name, assignment in assignments.items()}
+    settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype, format=FORMAT,
+                    train_and_dev_rows=fingerprint(rows), checkpoint=start.digest)
 
-    # Jobs: the folder --out holds those of one choice of flags, texts and checkpoint
-    settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype,
-                    train_and_dev_rows=fingerprint(splits), checkpoint=checkpoint["digest"])
-    seeds = range(args.seed, args.seed + args.seeds)
+    # Jobs: the folder --out holds those of one choice of settings
     with lock_output(args.out, ranks.rank):
         check_out(args.out, settings)
         if ranks.is_first:
             write_json(Path(args.out, "settings.json"), settings)
             for name, value in settings.items():
                 print(f"{name}: {value}")
-        jobs = [job for job in itertools.product(names, seeds)
-                if not os.path.exists(f"{job_path(args.out, *job)}.json")]
-        # rank r takes the jobs r, r + world, ... of those that are left; the longest come first
-        jobs.sort(key=lambda job: -len(splits[job[0]]["train"]))
+        jobs = list_jobs(args, assignments)
         ranks.wait()  # no job starts before rank 0 holds --out, none ends before all have listed
-        data = None  # of the last job: jobs of a task follow each other and share its token IDs
-        for name, seed in jobs[ranks.rank::ranks.world]:
-            if data is None or data["train"].task.name != name:
-                data = encode_splits(config, starts[name], tasks[name], splits[name])
-            result = run_job(args, runtime, config, starts[name], data, seed)
-            write_json(f"{job_path(args.out, name, seed)}.json", result)
-            gc.collect()  # a compiled model refers to itself, and would stay in memory
+        run_jobs(args, runtime, assignments, jobs[ranks.rank::ranks.world])
         ranks.wait()  # rank 0 reads the results when all ranks have written theirs
         if not ranks.is_first:
             return None
 
         # Results: means over the seeds, and a model for infer.py
         summaries = {}
-        for name in names:
-            results = [read_json(f"{job_path(args.out, name, seed)}.json") for seed in seeds]
+        for name in assignments:
+            paths = [f"{job_path(args.out, name, seed)}.json" for seed in list_seeds(args)]
+            results = [read_result(path) for path in paths]
             summaries[name] = summarize(results)
-            best_path = keep_best_weights(args, name, results)  # for glue that of the last task
-        content = dict(tasks=summaries, settings=settings)
-        if len(names) > 1:
-            content["average"] = np.mean([row["mean"] for row in summaries.values()])
-        write_json(Path(args.out, "results.json"), content)
-    print_results(content)
-    command = ["python", "infer.py", "--ckpt", best_path]
-    command += [f"some {column}" for column in tasks[name].text_columns]
-    print(f"Saved {args.out}/results.json. Next: {shlex.join(command)}")
+            keep_best_model(args, name, results)
+        content = write_results(args.out, summaries, settings)
+    *_, last = assignments.values()
+    print_next_command(args, last.task)
     return content
 
 
-def run_job(args, runtime, config, start, data, seed):
-    """Train, score and save a model, train and score its control; return the results, dict."""
+def run_jobs(args, runtime, assignments, jobs):
+    """Run jobs, list of (name of a task, seed), and write the results of each."""
+    for name, assignment in assignments.items():
+        seeds = [seed for task_name, seed in jobs if task_name == name]
+        if not seeds:
+            continue
+        data = encode_assignment(assignment)  # once: the jobs of a task share its token IDs
+        for seed in seeds:
+            result = run_job(args, runtime, assignment.start, data, seed)
+            write_json(f"{job_path(args.out, name, seed)}.json", dataclasses.asdict(result))
+            gc.collect()  # a compiled model refers to itself, and would stay in memory
+
+
+def run_job(args, runtime, start, data, seed):
+    """Train, score and save a model, train and score its control; return the Result."""
     train_data = data["train"]
     task = train_data.task
     tokenizer = train_data.tokenizer
     title = f"{task.name}, seed {seed}"
+    recipe = choose_recipe(args, data, seed)
 
     # Model: the weights of the checkpoint; those that it lacks, such as a new head, stay fresh
     torch.manual_seed(seed)  # for fresh weights and dropout
-    config = dataclasses.replace(config, head=train_data.head, labels=train_data.num_outputs,
-                                 pool=args.pool)
+    config = dataclasses.replace(
+        start.config, head=train_data.head, labels=train_data.num_outputs, pool=args.pool)
     model = Model(config)
-    model.load_state_dict(model.state_dict() | start["model"])
+    model.load_state_dict(model.state_dict() | start.weights)
     model.to(runtime.device)
     model.set_codes(tokenizer.codes())  # after .to, which does not move codes
     if runtime.use_compile:
         model.encode = torch.compile(model.encode, dynamic=True)  # batches differ in length
-    result = train_and_score(args, runtime, model, data, seed, args.lr, title)
-    result |= dict(seed=seed, size=count_parameters(model))
-    path = f"{job_path(args.out, task.name, seed)}.pt"
-    words = start.get("words", tokenizer.words[:NEAR_WORDS])
-    save_checkpoint(path, model, tokenizer.state(), run=result["best"], words=words,
+    outcome = train_and_score(model, data, recipe, runtime, title)
+    words = start.words
+    if words is None:
+        words = tokenizer.words[:NEAR_WORDS]
+    save_checkpoint(f"{job_path(args.out, task.name, seed)}.pt", model, tokenizer.state(),
+                    run=outcome.scores, words=words,
                     task=task.identity() | dict(scale=task.scale))
 
-    # Control. SQuAD has none: a bag of words does not know where in the text a word stands
-    if args.epochs > 0 and train_data.head == "classify":
+    # Control: what can be told from the words without their order
+    control = None
+    if args.epochs > 0 and train_data.has_control:
+        if runtime.device.type == "mps":  # PyTorch 2.8 and 2.9 have no embedding bag there
+            runtime = runtime._replace(device=torch.device("cpu"))
         bag = BagOfWords(len(model.codes), train_data.num_outputs).to(runtime.device)
-        bag_args = copy.copy(args)
-        bag_args.epochs = max(args.epochs, math.ceil(BAG_STEPS * args.batch / len(train_data)))
-        if bag_args.epochs > args.epochs:  # else the lines of its evaluations would be many
-            bag_args.eval_every = BAG_STEPS // 10
-        result["control"] = train_and_score(
-            bag_args, runtime, bag, data, seed, BAG_LR, f"{title}, bag of words")
-        result["truth"] = data["dev"].targets.tolist()
-    return result
+        recipe = choose_control_recipe(recipe, data)
+        control = train_and_score(bag, data, recipe, runtime, f"{title}, bag of words")
+    return Result.collect(data, seed, model, outcome, control)
 
 
 class BagOfWords(nn.EmbeddingBag):
@@ -175,46 +168,61 @@ class BagOfWords(nn.EmbeddingBag):
         return super().forward(ids)
 
 
-def train_and_score(args, runtime, model, data, seed, lr, title):
-    """Train a model as train does; return its scores on data["dev"], a part of the job's file."""
-    best_weights, log = train(args, runtime, model, data, seed, lr, title)
+# --------------------------------------------------------------------------------------------------
+# Training
+
+
+def train_and_score(model, data, recipe, runtime, title):
+    """Train a model as train does, and score it on data["dev"]; return its Outcome."""
+    best_weights, log = train(model, data, recipe, runtime, title)
     dev = data["dev"]
-    last, predicted = evaluate(runtime, model, dev)  # of the last weights
-    chosen = last  # dev scores of the weights that the selection rows choose, not the best scores
+    last_scores, predicted = evaluate(model, dev, runtime)
+    scores = last_scores
     selection = 0.0
-    metric = dev.task.metrics[0]
     if best_weights is not None:
         model.load_state_dict(best_weights)
-        chosen, predicted = evaluate(runtime, model, dev)
-        selection = max(row[metric] for row in log)
-
-    f1_per_label = {}
-    rows_per_label = {}  # of dev
-    for number, label in enumerate(dev.task.labels or []):  # None: numbers, or answers
-        f1_per_label[label] = 100 * f1(predicted, dev.targets, number)
-        rows_per_label[label] = int(np.sum(dev.targets == number))
-    return dict(
-        metric=metric,
-        rows={split: len(part) for split, part in data.items()},
-        majority=dev.majority(data["train"]),
-        best=chosen,
-        last=last,
-        predicted=np.asarray(predicted).tolist(),
-        f1_per_label=f1_per_label,
-        rows_per_label=rows_per_label,
-        selection=selection,
-        log=log)
+        scores, predicted = evaluate(model, dev, runtime)
+        selection = max(row[dev.task.metrics[0]] for row in log)
+    return Outcome(scores, last_scores, np.asarray(predicted).tolist(), selection, log)
 
 
-def train(args, runtime, model, data, seed, lr, title):
-    """Train a model on data["train"], and evaluate it on data["select"] about twice per epoch.
+class Recipe(NamedTuple):
+    """How a model is trained."""
+
+    epochs: int
+    batch: int  # examples of a step
+    lr: float  # the peak
+    eval_every: int  # steps between evaluations
+    balanced: bool  # classes weigh alike in the loss
+    seed: int  # decides the order of the examples
+
+
+def choose_recipe(args, data, seed):
+    """Return the Recipe of a job, as the flags say."""
+    eval_every = args.eval_every
+    if eval_every is None:  # twice per epoch
+        steps_per_epoch = math.ceil(len(data["train"].examples) / args.batch)
+        eval_every = max(1, steps_per_epoch // 2)
+    return Recipe(args.epochs, args.batch, args.lr, eval_every, args.balanced, seed)
+
+
+def choose_control_recipe(recipe, data):
+    """Return the Recipe of a bag of words, whose model has this one: BAG_STEPS steps or more."""
+    epochs = math.ceil(BAG_STEPS * recipe.batch / len(data["train"]))
+    if epochs <= recipe.epochs:
+        return recipe._replace(lr=BAG_LR)
+    # with eval_every of the model, the lines of its evaluations would be many
+    return recipe._replace(lr=BAG_LR, epochs=epochs, eval_every=BAG_STEPS // 10)
+
+
+def train(model, data, recipe, runtime, title):
+    """Train a model on data["train"], and evaluate it on data["select"] now and then.
 
     Args:
-        args: Namespace with the flags epochs, batch, balanced and eval_every.
         model: nn.Module, maps token IDs (B, L) and an attention mask to logits.
-        data: dict, split -> SequenceClassification or QuestionAnswering; may have no select.
-        seed: int, decides the order of the examples.
-        lr: float, the peak learning rate.
+        data: dict, split -> what encode_splits returns; may have no select.
+        recipe: Recipe.
+        runtime: Runtime, the device and the dtype.
         title: str, what each line of progress begins with.
 
     Returns:
@@ -223,58 +231,60 @@ def train(args, runtime, model, data, seed, lr, title):
         log: list of dict, the scores of each evaluation.
     """
     train_data = data["train"]
-    if args.balanced:
+    if recipe.balanced:
         train_data.balance()
-    metric = train_data.task.metrics[0]
-    examples = train_data.examples
-    batches = []  # of all epochs; each holds indices of examples of similar length
-    for epoch in range(args.epochs):
-        batches += length_batches(examples, args.batch, np.random.default_rng([seed, epoch]))
+    batches = draw_batches(train_data.examples, recipe)
     num_steps = len(batches)
-    warmup = math.ceil(WARMUP * num_steps)
-    eval_every = args.eval_every
-    if eval_every is None:  # twice per epoch
-        eval_every = max(1, math.ceil(len(examples) / args.batch) // 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr, eps=1e-6, weight_decay=0.0, fused=True)
-
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1e-6, weight_decay=0.0, fused=True)
     log = []
     losses = []  # since the last evaluation
-    best_score = -math.inf
     best_weights = None
     for step, indices in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = lr * lr_factor(step, num_steps, warmup)
-        model.train()
+        optimizer.param_groups[0]["lr"] = recipe.lr * lr_factor(step, num_steps)
         if isinstance(model, Model) and model.config.lsh_redraw:
-            model.redraw_hyperplanes(seed * STEP_STRIDE + step)
-
-        # Forward, backward, clip, update
-        logits = compute_logits(runtime, model, train_data, indices)
-        loss = train_data.loss(logits, indices)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.detach())  # stays on the device: to read it would wait for a GPU
+            model.redraw_hyperplanes(recipe.seed * STEP_STRIDE + step)
+        losses.append(train_step(model, optimizer, train_data, indices, runtime))
 
         # Evaluate on the selection rows, and keep the best weights
         num_done = step + 1
-        if num_done % eval_every == 0 or num_done == num_steps:
-            scores = dict(loss=torch.stack(losses).mean().item())
+        if num_done % recipe.eval_every == 0 or num_done == num_steps:
+            row = dict(step=num_done, loss=torch.stack(losses).mean().item())
             losses = []
             if "select" in data:
-                select_scores, _ = evaluate(runtime, model, data["select"])
-                scores |= select_scores
-                if scores[metric] > best_score:
-                    best_score = scores[metric]
+                scores, _ = evaluate(model, data["select"], runtime)
+                row |= scores
+                metric = train_data.task.metrics[0]
+                if all(row[metric] > earlier[metric] for earlier in log):
                     best_weights = copy.deepcopy(model.state_dict())
-            log.append(dict(step=num_done) | scores)
-            text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
-            print(f"{title}, step {num_done:,} of {num_steps:,}: {text}", flush=True)
+            log.append(row)
+            print_progress(title, row, num_steps)
     return best_weights, log
 
 
-def lr_factor(step, num_steps, warmup):
+def train_step(model, optimizer, train_data, indices, runtime):
+    """Forward, backward, clip, update, on the examples with these indices; return their loss."""
+    model.train()
+    logits = compute_logits(model, train_data, indices, runtime)
+    loss = train_data.loss(logits, indices)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.detach()  # stays on the device: to read it would wait for a GPU
+
+
+def draw_batches(examples, recipe):
+    """Return the batches of all epochs, each the indices of examples of similar length."""
+    batches = []
+    for epoch in range(recipe.epochs):
+        rng = np.random.default_rng([recipe.seed, epoch])
+        batches += length_batches(examples, recipe.batch, rng)
+    return batches
+
+
+def lr_factor(step, num_steps):
     """Return what the peak lr is multiplied by: a rise to 1, then five cosines. [HF Table 5]"""
+    warmup = math.ceil(WARMUP * num_steps)
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / (num_steps - warmup)  # from 0 to below 1
@@ -282,13 +292,20 @@ def lr_factor(step, num_steps, warmup):
     return 0.5 * (1 + math.cos(math.pi * place))
 
 
+def print_progress(title, row, num_steps):
+    """Print an evaluation, as the log has it."""
+    scores = [f"{name} {value:.2f}" for name, value in row.items() if name != "step"]
+    print(f"{title}, step {row['step']:,} of {num_steps:,}: {', '.join(scores)}", flush=True)
+
+
 @torch.no_grad()
-def evaluate(runtime, model, part):
+def evaluate(model, part, runtime):
     """Return the scores of a model on one split of data, dict, and its predictions."""
+    runtime = runtime._replace(dtype="float32")  # as infer.py; in bfloat16 many logits tie
     model.eval()
     batches = []
     for indices in length_batches(part.examples, max(1, EVAL_POSITIONS // part.length)):
-        batches.append((indices, compute_logits(runtime, model, part, indices)))
+        batches.append((indices, compute_logits(model, part, indices, runtime)))
     # after the loop, since each check waits for a GPU
     if not all(logits.isfinite().all() for _, logits in batches):
         raise InputError("--lr, --ckpt: expected finite outputs of the model, got NaN or infinity. "
@@ -296,7 +313,7 @@ def evaluate(runtime, model, part):
     return part.evaluate(batches)
 
 
-def compute_logits(runtime, model, part, indices):
+def compute_logits(model, part, indices, runtime):
     """Return the float32 logits of the examples with these indices in one split of data."""
     ids, key_mask = pad_batch([part.examples[i] for i in indices])  # (B, L), (B, L)
     ids = send(ids, runtime.device)
@@ -306,60 +323,81 @@ def compute_logits(runtime, model, part, indices):
     return logits.float()
 
 
-# What finetune calls: the start of the jobs, and their folder
+# --------------------------------------------------------------------------------------------------
+# What a job starts from: weights, a task, its rows as token IDs
+
+
+@dataclasses.dataclass
+class Start:
+    """A checkpoint, or with --preset the sizes of a model with fresh weights."""
+
+    config: Config
+    weights: dict  # {}: all are fresh
+    task: dict  # that the head was trained for; {}: there is none
+    tokenizer: dict | None = None  # its state; None: it is built from the training rows
+    words: list | None = None  # that infer.py --near searches; None: those of the training rows
+    digest: str | None = None  # of the checkpoint's file
+
+    @property
+    def pool(self):
+        """How the head of a fine-tuned model reads the positions, or None."""
+        return self.config.pool if self.task else None
+
+    def without_head(self):
+        """Return a new Start of the encoder alone."""
+        weights = {name: weight for name, weight in self.weights.items()
+                   if not name.startswith("head.")}
+        return dataclasses.replace(self, weights=weights, task={})
+
+
+class Assignment(NamedTuple):
+    """A task of this run: what its jobs, one for each seed, have in common."""
+
+    task: Task
+    rows: dict  # split -> list of (texts, label)
+    start: Start  # without a head, unless that was trained for this very task
 
 
 def load_start(args):
-    """Return the checkpoint to start from, dict, and the Config of its encoder.
-
-    The dict has
-        model, task          weights, and the task of its head; {} with --preset or --from_scratch
-        tokenizer, words     not with --preset
-        digest               of the file; None with --preset
-    """
+    """Return the Start of --ckpt or --preset."""
     if args.preset:
-        return dict(model={}, task={}, digest=None), Config.choose(PRESETS[args.preset])
+        return Start(Config.choose(PRESETS[args.preset]), weights={}, task={})
     with reading(args.ckpt):
         checkpoint = load_checkpoint(args.ckpt)
-        config = load_model(checkpoint).config  # raises where the weights do not fit it
         content = Path(find_checkpoint(args.ckpt)).read_bytes()
-    checkpoint["digest"] = hashlib.sha256(content).hexdigest()
-    checkpoint.setdefault("task", {})  # {} unless it was fine-tuned
-    if not config.order:
+        start = Start(
+            config=load_model(checkpoint).config,  # raises where the weights do not fit it
+            weights=checkpoint["model"],
+            task=checkpoint.get("task", {}),
+            tokenizer=checkpoint["tokenizer"],
+            words=checkpoint["words"],
+            digest=hashlib.sha256(content).hexdigest())
+    if not start.config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
     if args.from_scratch:
-        checkpoint |= dict(model={}, task={})
-    return checkpoint, config
+        start = dataclasses.replace(start, weights={}, task={})
+    return start
 
 
-def drop_other_head(checkpoint, task):
-    """Return the checkpoint as it is if it was trained for this very task, else without a head."""
-    if task.identity().items() <= checkpoint["task"].items():  # same name, columns and labels
-        return checkpoint
-    weights = {name: weight for name, weight in checkpoint["model"].items()
-               if not name.startswith("head.")}
-    return checkpoint | dict(model=weights, task={})  # a new dict: other tasks share the old one
+def read_assignment(name, args, start):
+    """Read the rows of a task; return its Assignment."""
+    task, rows = read_task(name, args)
+    if task.identity().items() <= start.task.items():  # same name, columns and labels
+        task.scale = start.task.get("scale")  # its head predicts numbers in these units
+    elif args.epochs == 0:
+        raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
+                         f"very task, {name}, with its columns and labels.")
+    else:
+        start = start.without_head()
+    return Assignment(task, rows, start)
 
 
-def encode_splits(config, start, task, splits):
-    """Return the data of a job, dict, split -> its rows as token IDs; print how many there are."""
-    if start["task"]:  # its head predicts numbers in these units
-        task = dataclasses.replace(task, scale=start["task"].get("scale"))
-    data = {}
+def encode_assignment(assignment):
+    """Return the rows of an assignment as token IDs, dict; print how many there are."""
+    task, rows, start = assignment
     with blame("--ckpt, --preset"):
-        if "tokenizer" in start:
-            with reading("--ckpt"):
-                tokenizer = HashTokenizer.load(start["tokenizer"], config)
-        else:  # --preset: the hash knows the words of the training rows
-            word_counts = collections.Counter()
-            for texts, _ in splits["train"]:
-                for text in texts:
-                    word_counts.update(list_words(text))
-            tokenizer = make_tokenizer(config, hash=NgramLSH.fit(word_counts))
-            tokenizer.add_words([word for word, _ in word_counts.most_common()])
-        kind = QuestionAnswering if task.name in SQUAD else SequenceClassification
-        for split, rows in splits.items():
-            data[split] = kind(task, rows, tokenizer, config.length)
+        tokenizer = build_tokenizer(start, rows["train"])
+        data = encode_splits(task, rows, tokenizer, start.config.length)
     ids = np.concatenate(data["train"].examples)
     counts = np.bincount(ids, minlength=FIRST_WORD_ID + len(tokenizer.words))
     report_unknown(tokenizer, tokenizer.words, counts)
@@ -368,125 +406,70 @@ def encode_splits(config, start, task, splits):
     return data
 
 
-def check_out(out, settings):
-    """Raise InputError if --out has jobs with other settings, or files of another script."""
-    names = {path.name for path in Path(out).glob("*") if path.suffix in (".json", ".pt")}
-    if names <= {"settings.json"}:  # no job has finished: other settings may take the folder
-        return
-    if "settings.json" not in names:
-        raise InputError(f"--out {out}: belongs to another script. Use another --out.")
-    saved = read_json(Path(out, "settings.json"))
-    changes = []
-    for name, value in settings.items():
-        if name not in PLACES and saved.get(name) != value:
-            changes.append(f"{name} was {saved.get(name)} and is {value}")
-    if changes:
-        raise InputError(f"--out {out}: belongs to a run with other settings: "
-                         f"{'; '.join(changes)}. Use another --out.")
+def build_tokenizer(start, train_rows):
+    """Return the tokenizer of a checkpoint, or one whose hash knows the words of the rows."""
+    if start.tokenizer is not None:
+        with reading("--ckpt"):
+            return HashTokenizer.load(start.tokenizer, start.config)
+    word_counts = collections.Counter()
+    for texts, _ in train_rows:
+        for text in texts:
+            word_counts.update(list_words(text))
+    tokenizer = make_tokenizer(start.config, hash=NgramLSH.fit(word_counts))
+    tokenizer.add_words([word for word, _ in word_counts.most_common()])
+    return tokenizer
 
 
-def job_path(out, name, seed):
-    """Return the path of a job's files without an ending: .json its results, .pt its model."""
-    return f"{out}/{name}-seed-{seed}"
+def encode_splits(task, rows, tokenizer, length):
+    """Return the rows of each split as token IDs: dict, split -> an instance of task.examples.
+
+    Args:
+        task: Task.
+        rows: dict, split -> list of (texts, label).
+        tokenizer: HashTokenizer, or CharacterTokenizer of baselines/canine.py. It learns the words.
+        length: int, the most positions of an example.
+    """
+    data = {}
+    for split, part in rows.items():
+        data[split] = task.examples(task, part, tokenizer, length)
+    return data
 
 
-def keep_best_weights(args, name, results):
-    """Rename the model file of a task's best seed, remove those of the others; return its path."""
-    best_path = f"{args.out}/ckpt.pt"
-    if args.task == "glue":
-        best_path = f"{args.out}/{name}.pt"
-    # the selection rows choose the seed. Without them all seeds are equal, and the first is best
-    best = max(results, key=lambda result: result["selection"])
-    for result in results:
-        path = f"{job_path(args.out, name, result['seed'])}.pt"
-        if result is best and os.path.exists(path):  # else a finished run has renamed it already
-            os.replace(path, best_path)
-        remove(path)
-    return best_path
+# --------------------------------------------------------------------------------------------------
+# The jobs of --out
 
 
-# Results
+def list_tasks(args):
+    """Return the names of the tasks of --task."""
+    return GLUE if args.task == "glue" else [args.task]
 
 
-def summarize(results):
-    """Return the results of a task, dict: means over results, a list of what run_job returns."""
-    first = results[0]
-    metric = first["metric"]
-    values = [result["best"][metric] for result in results]
-    mean = np.mean(values)
-    row = dict(
-        metric=metric,
-        rows=first["rows"],
-        size=first["size"],
-        values=values,
-        mean=mean,
-        std=deviation(values),
-        last=average(results, "last")[metric],
-        all_metrics=average(results, "best"),
-        f1_per_label=average(results, "f1_per_label"),
-        rows_per_label=first["rows_per_label"],
-        majority=first["majority"],
-        bag_of_words=None)
-    if "control" in first:
-        controls = [result["control"] for result in results]
-        bag_values = [control["best"][metric] for control in controls]
-        bag_mean = np.mean(bag_values)
-        predicted = [result["predicted"] for result in results]  # (seeds, n)
-        bag_predicted = [control["predicted"] for control in controls]
-        row |= dict(
-            bag_of_words=bag_mean,
-            bag_of_words_std=deviation(bag_values),
-            over_bag=mean - bag_mean,
-            over_bag_error=standard_error(metric, predicted, bag_predicted, first["truth"]))
-    return row
+def list_seeds(args):
+    """Return the seeds of each task."""
+    return range(args.seed, args.seed + args.seeds)
 
 
-def average(results, key):
-    """Return the mean of each score over the seeds; each result has a dict of scores as `key`."""
-    scores = [result[key] for result in results]
-    return {name: np.mean([row[name] for row in scores]) for name in scores[0]}
+def list_jobs(args, assignments):
+    """Return the jobs that are left, list of (name of a task, seed), the longest first.
+
+    Rank r takes the jobs r, r + world, ... so that each has about as much to do.
+    """
+    jobs = []
+    for name in sorted(assignments, key=lambda name: -len(assignments[name].rows["train"])):
+        for seed in list_seeds(args):
+            if not os.path.exists(f"{job_path(args.out, name, seed)}.json"):
+                jobs.append((name, seed))
+    return jobs
 
 
-def deviation(values):
-    """Return the standard deviation over the seeds, or None if there is one seed."""
-    if len(values) == 1:
-        return None
-    return np.std(values, ddof=1)
+def print_next_command(args, task):
+    """Print where the results are, and how infer.py uses the model of a task."""
+    command = ["python", "infer.py", "--ckpt", model_path(args, task.name)]
+    command += [f"some {column}" for column in task.text_columns]
+    print(f"Saved {args.out}/results.json. Next: {quote_command(command)}")
 
 
-def print_results(content):
-    """Print the scores of each task beside its controls."""
-    for name, row in content["tasks"].items():
-        print(f"\n{name}: parameters {row['size']['total']:,}, PoEP {row['size']['poep']:.2%}")
-        rival = "majority class" if row["f1_per_label"] else "without a model"
-        print(f"{name}: {row['metric']} {format_mean(row['mean'], row['std'])}, last weights "
-              f"{row['last']:.2f}, {rival} {row['majority']:.2f}")
-        if row["bag_of_words"] is not None:
-            bag = format_mean(row["bag_of_words"], row["bag_of_words_std"])
-            note = ""
-            if row["over_bag"] <= 2 * row["over_bag_error"]:  # also where both are 0
-                note = ": not shown to be better than a bag of words"
-            print(f"{name}: bag of words {bag}, difference {row['over_bag']:+.2f} ± "
-                  f"{row['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
-        if row["f1_per_label"]:  # the task has classes
-            scores = [f"{label} {score:.1f} ({row['rows_per_label'][label]:,} rows)"
-                      for label, score in row["f1_per_label"].items()]
-            print(f"{name}: F1 of each class: {', '.join(scores)}")
-        missed = [label for label, score in row["f1_per_label"].items() if score == 0]
-        if missed:
-            print(f"warning: {name}: never predicted rightly: {', '.join(missed)}. Use more rows "
-                  "or --epochs, or --balanced, with another --out.")
-    if "average" in content:
-        print(f"average over the tasks: {content['average']:.2f}")
-
-
-def format_mean(mean, std):
-    """Return a mean as text, with ± its deviation over the seeds if there are several."""
-    if std is None:
-        return f"{mean:.2f}"
-    return f"{mean:.2f} ± {std:.2f}"
-
-
+# --------------------------------------------------------------------------------------------------
 # Flags
 
 
@@ -499,7 +482,7 @@ def build_parser():
     start.add_argument("--preset", choices=("proformer", "proformer-tiny"),
                        help="a model with fresh weights, instead of --ckpt")
     p.add_argument("--from_scratch", action="store_true", help="fresh weights, hash of --ckpt")
-    add_run_flags(p.add_argument, ("own", *TASKS, "glue", *SQUAD))
+    add_run_flags(p.add_argument, (*TASKS, "glue"))
     p.set_defaults(device="auto", dtype="auto",
                    compile=False)  # on an H200, two epochs of MRPC: 89 s with it, 34 s without
     return p
@@ -508,16 +491,14 @@ def build_parser():
 def add_run_flags(add, tasks):
     """Add the flags of a task and its training by `add`, the add_argument of a parser."""
     positive = at_least(1)
-    # the task
     add("--task", choices=tasks, default="own",
         help="own: your files; pydoc: a docstring's module; glue: eight (default: own)")
     add("--data_dir", help="folder of original files, as SST-2/train.tsv (default: the hub)")
     add("--train", help="table of training rows: a file, or a hub ID owner/name:CONFIG:SPLIT")
     add("--dev", help="table of rows to score (default: a tenth of --train, not trained on)")
     add_reader_flags(add)
-    add("--text", default="text",
-        help="column of the text in your files, or A,B for two texts (default: text)")
-    add("--label", default="label", help="column of the label in your files (default: label)")
+    add("--text", help="column of the text in your files, or A,B for two texts (default: text)")
+    add("--label", help="column of the label in your files (default: label)")
     add("--regression", action="store_true", help="the labels in your files are numbers")
     add("--balanced", action="store_true", help="weigh classes alike in the loss; score macro F1")
     add("--limit", type=positive, help="training rows, drawn at random (default: all)")
@@ -542,47 +523,50 @@ def check_flags(args):
     """Raise InputError where a flag is missing, or would be ignored and the result be wrong."""
     if args.preset and args.from_scratch:
         raise InputError("--from_scratch requires --ckpt.")
-    if args.task == "own" and not args.train:
-        raise InputError("--task: expected a task, or your own files as --train and --dev.")
-    if (args.train or args.dev) and args.task in ("glue", "pydoc"):
-        raise InputError(f"--train, --dev: expected one task of files, got --task {args.task}.")
-    if args.balanced and (args.regression or args.task in ("stsb", "glue", *SQUAD)):
-        raise InputError("--balanced requires a task of classes.")
-    if args.task in SQUAD and args.train and not args.dev:
-        raise InputError(f"--train with --task {args.task} requires --dev.")
-    if args.data_dir and (args.train or args.task == "pydoc"):
-        raise InputError("--data_dir requires a task of GLUE or SQuAD, and no --train.")
+    tasks = [choose_task(name, args) for name in list_tasks(args)]
+    for task in tasks:
+        for flag in ("train", "dev", "data_dir", "text", "label", "regression"):
+            is_set = getattr(args, flag) not in (None, False)
+            if is_set and flag not in task.flags:
+                raise InputError(f"--{flag}: expected a task that reads it, got --task "
+                                 f"{args.task}.")
+        if "train" in task.flags and "data_dir" not in task.flags and not args.train:
+            raise InputError("--task: expected a task, or your own files as --train and --dev.")
+    if len(tasks) > 1 and (args.train or args.dev):
+        raise InputError(f"--train, --dev: expected one task, got --task {args.task}.")
+    if args.data_dir and args.train:
+        raise InputError("--data_dir requires that the training rows are there, got --train.")
     if reader_options(args) and not (args.data_dir or args.train or args.dev):
         raise InputError("--encoding, --sep and --header require --train, --dev or --data_dir.")
-    columns = (args.text, args.label, args.regression)
-    if args.task != "own" and columns != ("text", "label", False):
-        raise InputError("--text, --label, --regression: expected files of your own.")
 
 
-def fill_flags(args, checkpoint, config):
-    """Set the flags that were left out and follow from the model or from other flags."""
-    is_small = config.width < 512
+def fill_flags(args, width, pool=None):
+    """Set the flags that were left out: as the checkpoint has it, else by the model's width.
+
+    pool: str, that of a checkpoint whose head was trained, else None.
+    """
+    is_small = width < 512
     if args.lr is None:
         args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]
     if args.pool is None:
+        args.pool = pool
+    if args.pool is None:
         args.pool = "mean" if is_small else "cls"  # Shuffle+Random never trains [CLS]
-        if checkpoint["task"]:
-            args.pool = config.pool
     if args.epochs == 0:  # nothing is random, and nothing is chosen
-        if checkpoint["task"] and args.pool != config.pool:
-            raise InputError(f"--pool: expected {config.pool}, that of --ckpt, with --epochs 0.")
+        if pool not in (None, args.pool):
+            raise InputError(f"--pool: expected {pool}, that of --ckpt, with --epochs 0.")
         args.seeds = 1
         args.select = 0.0
     if args.out is None:
-        start = args.preset
+        name = args.preset
         if args.ckpt:
             path = Path(args.ckpt).absolute()
             if path.name in ("ckpt.pt", "best.pt"):  # every run has them
                 path = path.parent
-            start = path.name.removesuffix(".pt")
+            name = path.name.removesuffix(".pt")
         if args.from_scratch:
-            start += "-scratch"
-        args.out = f"out/{start}-{args.task}"
+            name += "-scratch"
+        args.out = f"out/{name}-{args.task}"
 
 
 def start(args):

@@ -499,10 +499,9 @@ def ngram_angle(word, other):
     x = Counter(list_ngrams(word))
     y = Counter(list_ngrams(other))
     product = sum(x[gram] * y[gram] for gram in x)
-    x_square = sum(count**2 for count in x.values())
-    y_square = sum(count**2 for count in y.values())
-    cosine = product / math.sqrt(x_square * y_square)
-    return math.acos(min(cosine, 1.0))  # rounding may give more than 1
+    x_length = math.hypot(*x.values())
+    y_length = math.hypot(*y.values())
+    return math.acos(product / (x_length * y_length))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ Notation: B batch   L positions   M masked positions   V candidate words   d hid
 """
 
 import functools
-import itertools
-import json
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,28 +31,30 @@ from tokenizers.decoders import ByteLevel
 
 from bloom import ItemMap, beam_search, hash_logp
 from data.batches import length_batches, pad_batch
-from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
-from data.sources import choose_columns, choose_set_columns, is_names
+from data.rows import add_reader_flags, reader_options
+from data.sources import is_names
 from data.squad import V2, cut_windows, find_answers
-from hashing import NgramLSH
-from model import load_model
-from objectives import KINDS
+from model import HEADS, load_model
+from objectives import ShuffleRandom
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from support.common import reading, run_script, send
+from support.predict_file import write_rows, write_vectors
 from tokenizer import FIRST_WORD_ID, MASK, MAX_UNKNOWN, SPECIALS, HashTokenizer, ItemNames
 from tokenizer import build_inputs, item_names
 
 MASK_WORD = SPECIALS[MASK]
 BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding
-NEAR_BITS = 1_024  # hash bits that neighbors compares at most
-PART = 256  # rows of --file in memory at a time
-OUTPUT = ("prediction", "notes", "error")  # what --file adds to a row
+RANKED = ("fill_mask", "predict_missing", "classify")  # methods that take k
+# subtle: held while the tokenizer's list of words grows, or is read. Threads may share a Predictor
+LOCK = threading.Lock()
 
 
 def infer(args):
     """Check the flags, load the model, and print what it says."""
-    if args.file is None and (args.vectors or args.text_columns or reader_options(args)):
-        raise InputError("--vectors, --text, --encoding, --sep and --header require --file.")
+    needs_file = args.vectors or args.jsonl or args.text_columns or reader_options(args)
+    if needs_file and args.file is None:
+        raise InputError("--vectors, --jsonl, --text, --encoding, --sep and --header require "
+                         "--file.")
     if args.ckpt is None:  # a model either fills masks or judges words
         is_masked = any(MASK_WORD in text for text in args.texts)
         name = "english-fill.pt" if is_masked else "english-detect.pt"
@@ -67,9 +68,10 @@ def infer(args):
             if len(rows) % 2:
                 raise InputError(f"TEXT: expected {' and '.join(predictor.columns)}, got {rows}.")
             rows = list(zip(rows[::2], rows[1::2]))
-        for row, result in zip(rows, predictor.predict(rows, args.top_k)):
-            print_result(predictor, row, result, args.top_k)
-            for note in predictor.list_notes(row):
+        examples = predictor.read_all(rows)
+        for example, result in zip(examples, predictor.predict(examples, args.top_k)):
+            print_result(predictor, example.row, result, args.top_k)
+            for note in predictor.list_notes(example):
                 print(f"note: {note}")
     elif args.near is not None:
         for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
@@ -78,17 +80,13 @@ def infer(args):
     elif args.vectors is None:
         write_rows(args, predictor)
     else:
-        rows = [row for row, _ in read_file(args, predictor)]
-        vectors = predictor.embed(rows)  # first: a bad row must not empty an earlier file
-        Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
-        with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
-            np.save(file, vectors)
-        print(f"Saved {args.vectors}: {len(vectors):,} vectors", file=sys.stderr)
+        write_vectors(args, predictor)
 
 
 class Example(NamedTuple):
     """A row as a model reads it."""
 
+    row: object  # str or tuple, as the user has it
     ids: np.ndarray  # int32 (L,), token IDs with special tokens
     words: list  # str, those of the text or of both texts, [MASK] is one; or the names of a set
     spans: list  # (start, end) of the words of the last text; only detect, of one text, reads them
@@ -96,7 +94,10 @@ class Example(NamedTuple):
 
 
 def takes_one_row(method):
-    """Let a method that takes a list of rows also take one row, and return its result alone."""
+    """Let a method that takes a list of rows also take one row, and return its result alone.
+
+    A row may be an Example, which was read already.
+    """
     @functools.wraps(method)
     def call(self, rows, *options, **named):
         if isinstance(rows, list):
@@ -106,7 +107,7 @@ def takes_one_row(method):
 
 
 class Predictor:
-    """A trained model and its tokenizer: rows -> read -> token IDs -> run -> outputs -> results.
+    """A trained model and its tokenizer: rows -> read_all -> Examples -> run -> results.
 
     A row is a text, str; a pair of texts, tuple; or an item set, tuple of names, or str with tabs
     or else spaces between names. Each method takes a list of rows and returns the list of their
@@ -114,7 +115,7 @@ class Predictor:
 
     The head of the model decides which of detect, fill_mask, predict_missing, classify and answer
     it has; predict calls that one. Every model has embed and neighbors. list_notes(row) says which
-    items of a row the model does not know, and what it cuts off.
+    items of a row the model does not know, and what it cuts off. Threads may share a Predictor.
 
     Args:
         path: str, a checkpoint or its folder.
@@ -124,6 +125,10 @@ class Predictor:
     Attributes:
         task: dict, what finetune.py says about its task; empty after pretrain.py.
         columns: list[str], the name of each text of a row.
+        kinds: dict, label -> name, what detect says of a word.
+        words: list[str], which neighbors searches.
+        items: list[str], which fill_mask and predict_missing search.
+        item_map: bloom.BloomMap or ItemMap of the items, or None: they have no hashes.
 
     Raises:
         InputError: The checkpoint is damaged, a row cannot be read, or the head is another one.
@@ -135,82 +140,79 @@ class Predictor:
             self.model = load_model(checkpoint)
             self.config = self.model.config
             self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)
-            self.set_candidates(checkpoint["words"])
         self.model.to(device).requires_grad_(False)
-        self.tokenizer.id_of_word[MASK_WORD] = MASK  # tokenizer.ids then takes [MASK] for a word
         self.task = checkpoint.get("task", {})
         self.columns = self.task.get("texts", ["text"])
+        self.kinds = checkpoint.get("kinds")
+        if self.kinds is None:  # an older checkpoint
+            self.kinds = ShuffleRandom.kinds
         self.truncate = truncate
+        self.set_candidates(checkpoint["words"])
+        self.splitter = self.tokenizer.splitter
+        if not self.config.order:  # names of known items may have spaces
+            self.splitter = ItemNames(self.items)
 
     def set_candidates(self, words):
         """Set what the methods search: words for neighbors, items for [MASK].
 
         words: list[str], those of the checkpoint, the most frequent first.
         """
-        if self.tokenizer.is_fixed:  # a word outside the vocabulary has no row and no digest
-            self.words = [word for word in words if word in self.tokenizer.id_of_word]
-            self.items = self.tokenizer.words  # item i has the token ID FIRST_WORD_ID + i
-            self.item_map = self.tokenizer.coder.bloom_map  # for predict_missing
-        else:
-            self.words = words
-            self.items = words  # for predict_missing: fill_mask has a fixed vocabulary
-            if self.config.head == "hash-mlm":
-                buckets = self.tokenizer.targets.codes(words)  # (V, m)
-                self.item_map = ItemMap(buckets, self.config.buckets)
-        if not self.config.order:
-            self.tokenizer.splitter = ItemNames(self.items)
+        tokenizer = self.tokenizer
+        self.words = words
+        self.items = words
+        self.item_map = tokenizer.coder.bloom_map
+        if tokenizer.is_fixed:  # a word outside the vocabulary has no row and no digest
+            self.words = [word for word in words if word in tokenizer.id_of_word]
+            self.items = tokenizer.words  # item i has the token ID FIRST_WORD_ID + i
+        elif self.config.predicts_rows:  # the buckets of a sketch
+            buckets = tokenizer.targets.codes(words)  # (V, k)
+            self.item_map = ItemMap(buckets, self.config.buckets)
         self.item_numbers = {name: number for number, name in enumerate(self.items)}
 
     def predict(self, rows, k=8):
         """Return what the method of the model's head returns, k results at most."""
-        head = self.config.head
-        if head == "sr":
-            return self.detect(rows)
-        if head == "mlm":
-            return self.fill_mask(rows, k)
-        if head == "hash-mlm":
-            return self.predict_missing(rows, k)
-        if head == "classify":
-            return self.classify(rows, k)
-        return self.answer(rows)  # which raises for any other head
+        name = self.model.head.method
+        method = getattr(self, name)
+        if name in RANKED:
+            return method(rows, k)
+        return method(rows)
 
     # 1. Read: a row to token IDs
 
-    def read_all(self, rows, head):
-        """Return the Example of each row. head: the head that the method needs; None: any."""
-        if head not in (None, self.config.head):
-            raise InputError(f"expected a model with head {head}, got one with {self.config.head}. "
-                             "finetune.py makes classify and span, pretrain.py the others.")
+    def read_all(self, rows, for_head=True):
+        """Return the Example of each row. for_head False: for embed, which reads any row."""
         examples = []
         for number, row in enumerate(rows, 1):
             source = f"row {number:,}" if len(rows) > 1 else ""
             with blame(source):
-                examples.append(self.read(row, head))
+                examples.append(self.read(row, for_head))
         return examples
 
-    def read(self, row, head):
+    def read(self, row, for_head=True):
         """Return the Example of a row, or raise a ValueError if this model cannot read it."""
-        if self.config.order:
-            example = self.read_texts(row)
-        else:  # only heads that fill masks read sets; embed, with head None, adds no [MASK]
-            example = self.read_set(row, is_masked=head is not None)
+        if isinstance(row, Example):  # it was read before
+            return row
+        if not self.config.order:  # only heads that fill masks read sets
+            example = self.read_set(row, is_masked=for_head)
+        else:
+            with LOCK:  # the tokenizer adds new words to its list
+                example = self.read_texts(row, for_head)
         # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
         if example.num_cut > 0 and not self.task and not self.truncate:
             raise ValueError(f"expected at most {self.config.length} positions, got "
                              f"{self.config.length + example.num_cut}. The flag or argument "
                              "truncate reads the start.")
         has_mask = MASK in example.ids
-        if head in ("mlm", "hash-mlm"):
-            if not has_mask:
-                raise ValueError(f"expected [MASK] in the first {self.config.length} positions, "
-                                 f"got {row!r:.60}.")
-        elif head is not None and has_mask:  # embed, with head None, takes both
+        if for_head and self.config.predicts_rows and not has_mask:
+            raise ValueError(f"expected [MASK] in the first {self.config.length} positions, "
+                             f"got {row!r:.60}.")
+        if for_head and has_mask and not self.config.predicts_rows:
             raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks, such "
                              "as models/english-fill.pt.")
         return example
 
-    def read_texts(self, row):
-        """Return the Example of a text or a pair."""
+    def read_texts(self, row, for_head):
+        """Return the Example of a text or a pair. for_head: as in read_all."""
         texts = row if isinstance(row, (tuple, list)) else [row]
         are_texts = all(isinstance(text, str) for text in texts)
         if not are_texts or len(texts) != len(self.columns):
@@ -219,28 +221,32 @@ class Predictor:
         words = []
         parts = []  # token IDs of each text
         for text in texts:
-            found, spans = self.split(text)
+            found, ids, spans = self.split(text)
             words += found
-            parts.append(self.tokenizer.ids(found))
-        if not words and not self.task:  # a task may have rows with an empty text
+            parts.append(ids)
+        # a task may have rows with an empty text
+        if for_head and not words and not self.task:
             raise ValueError("expected words, got none.")
         second = parts[1] if len(parts) == 2 else None
         ids, num_cut = build_inputs(parts[0], second, self.config.length)
-        return Example(ids, words, spans, num_cut)
+        return Example(row, ids, words, spans, num_cut)
 
     def split(self, text):
-        """Return the words of a text, list[str], and their spans up to the first [MASK]."""
-        if self.task:  # as in fine-tuning, where [MASK] is ordinary text
-            return self.tokenizer.split(text)
-        first, *others = re.split(r" ?\[MASK\]", text)
-        words, spans = self.tokenizer.split(first)
+        """Return words list[str], their token IDs, and their spans up to the first [MASK]."""
+        first = text
+        others = []
+        if not self.task:  # in fine-tuning [MASK] is ordinary text
+            first, *others = re.split(r" ?\[MASK\]", text)
+        words, spans = self.splitter.split(first)
+        ids = self.tokenizer.ids(words).tolist()
         for part in others:
             # subtle: BPE adds a space to the start of a text, here to a line break instead of part.
             # Both become pieces that start at 0, and are dropped; other splits give no word there
-            more, places = self.tokenizer.split("\n" + part)
-            words.append(MASK_WORD)
-            words += [word for word, (start, _) in zip(more, places) if start > 0]
-        return words, spans
+            more, places = self.splitter.split("\n" + part)
+            more = [word for word, (start, _) in zip(more, places) if start > 0]
+            words += [MASK_WORD, *more]
+            ids += [MASK, *self.tokenizer.ids(more).tolist()]
+        return words, ids, spans
 
     def read_set(self, row, is_masked):
         """Return the Example of an item set, without the items that the model does not know.
@@ -249,7 +255,7 @@ class Predictor:
         """
         names = []
         if isinstance(row, str):
-            names, _ = self.tokenizer.split(row)
+            names, _ = self.splitter.split(row)
         elif isinstance(row, (tuple, list)) and is_names(list(row)):
             names = item_names(list(row))
         names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
@@ -262,11 +268,11 @@ class Predictor:
         if is_masked:
             ids = np.append(np.int32(MASK), ids)
         length = self.config.length
-        return Example(ids[:length], names, [], max(0, len(ids) - length))
+        return Example(row, ids[:length], names, [], max(0, len(ids) - length))
 
     def list_notes(self, row):
         """Return what a user has to know about how a row is read, list[str]."""
-        [example] = self.read_all([row], self.config.head)
+        [example] = self.read_all([row])
         notes = []
         if not example.words:
             notes.append("the text has no words")
@@ -278,24 +284,38 @@ class Predictor:
         elif len(unknown) > MAX_UNKNOWN * len(words):
             notes.append(f"the model knows nothing of {len(unknown):,} of {len(words):,} words; "
                          "pre-train on such text, or with MD5")
-        if example.num_cut > 0 and self.config.head != "span":  # which reads windows
+        if example.num_cut > 0 and self.model.head.method != "answer":  # which reads windows
             notes.append(f"cut to {self.config.length} positions")
         return notes
 
     # 2. Run: token IDs to the outputs of the model
 
-    def run(self, rows, head, forward, interpret):
+    def run(self, rows, method, forward, interpret):
         """Return for each row interpret(its Example, the model's output for it).
 
-        Rows of similar length come together. head: see read_all. forward: see run_batches.
+        Rows of similar length come together.
+
+        Args:
+            rows: list of rows or Examples.
+            method: str, the method that the model's head must have; None: any.
+            forward: see run_batches.
         """
-        examples = self.read_all(rows, head)
+        self.check_method(method)
+        examples = self.read_all(rows, for_head=method is not None)
         inputs = [example.ids for example in examples]
         results = [None] * len(rows)
         for chosen, outputs in self.run_batches(inputs, forward):
             for i, output in zip(chosen, outputs):
                 results[i] = interpret(examples[i], output)
         return results
+
+    def check_method(self, method):
+        """Raise InputError unless the model's head has this method. None: any has it."""
+        if method not in (None, self.model.head.method):
+            heads = [name for name, head in HEADS.items() if head.method == method]
+            raise InputError(
+                f"expected a model with head {' or '.join(heads)}, got one with "
+                f"{self.config.head}. finetune.py makes classify and span, pretrain.py the others.")
 
     def run_batches(self, inputs, forward):
         """Yield the indices of a batch of inputs of similar length, (B,), and its outputs.
@@ -304,7 +324,8 @@ class Predictor:
             inputs: list of int32 (L,), token IDs.
             forward: function of ids int64 (B, L), 0 is padding, and mask bool (B, L) or None.
         """
-        self.model.set_codes(self.tokenizer.codes())  # of new words, too
+        with LOCK:
+            self.model.set_codes(self.tokenizer.codes())  # of new words, too
         for chosen in length_batches(inputs, BATCH):
             ids, key_mask = pad_batch([inputs[i] for i in chosen])
             ids = send(ids, self.model.device)
@@ -327,14 +348,14 @@ class Predictor:
         Returns:
             words: list[str], those that were read, if the text was cut.
             spans: list[(start, end)], the characters of each word.
-            probabilities: float (words, 3), in the order of objectives.KINDS.
+            probabilities: float (words, 3); column i is of self.kinds[i].
         """
         def judge(example, logits):  # (L, 3)
             num_read = len(example.ids) - 2  # without [CLS] and [SEP]
             probabilities = logits[1:1 + num_read].softmax(-1).cpu()
             return example.words[:num_read], example.spans[:num_read], probabilities
 
-        return self.run(rows, "sr", self.model, judge)
+        return self.run(rows, "detect", self.model, judge)
 
     @takes_one_row
     def fill_mask(self, rows, k=8):
@@ -355,7 +376,7 @@ class Predictor:
                 found.append(pairs)
             return found
 
-        return self.run(rows, "mlm", self.score_masks, list_best)
+        return self.run(rows, "fill_mask", self.score_masks, list_best)
 
     @takes_one_row
     def predict_missing(self, rows, k=8):
@@ -381,7 +402,7 @@ class Predictor:
                 found.append(dict(items=items, scored=scored, total=len(self.items)))
             return found
 
-        return self.run(rows, "hash-mlm", self.score_masks, search)
+        return self.run(rows, "predict_missing", self.score_masks, search)
 
     def list_shown(self, example):
         """Return the numbers of the items that a set shows, int64 (E,); none for a text."""
@@ -417,19 +438,26 @@ class Predictor:
         Returns:
             The answer, "" for none; and its score minus that of none, float.
         """
-        self.read_all(rows, "span")  # raises for a bad row; cut_windows reads the rows again
-        windows, spans, _ = cut_windows(rows, self.tokenizer, self.config.length)
+        self.check_method("answer")
+        pairs = [example.row for example in self.read_all(rows)]  # raises for a bad row
+        with LOCK:
+            windows, spans, _ = cut_windows(pairs, self.tokenizer, self.config.length)
         batches = self.run_batches([window.ids for _, window in windows], self.model)
         allow_no_answer = self.task["name"] == V2
-        texts, margins = find_answers(rows, windows, spans, batches, allow_no_answer)
+        texts, margins = find_answers(pairs, windows, spans, batches, allow_no_answer)
         return list(zip(texts, margins.tolist()))
 
     # For every head: vectors, similar words
 
     @takes_one_row
     def embed(self, rows):
-        """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one."""
+        """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one.
+
+        The vector of a text without words is 0, unless the model was fine-tuned on such texts.
+        """
         def average(example, outputs):  # (L·m, d)
+            if not example.words and not self.task:
+                return np.zeros(self.config.width, np.float32)
             size = len(example.ids) * self.model.vectors_per_item  # the rest is padding
             return outputs[:size].mean(0).cpu().numpy()
 
@@ -440,8 +468,8 @@ class Predictor:
     def neighbors(self, words, k=8):
         """Find the words that are most similar to a word, seen in training or not. [HF §3.3]
 
-        Words are compared by their hash bits, +1 or -1, if the hash is an n-gram LSH: similar words
-        are spelled alike. Otherwise they are compared by their embeddings, less the mean embedding.
+        Words are compared by their hash bits, +1 or -1, if the hash gives similar words similar
+        bits. Otherwise they are compared by their embeddings, less the mean embedding.
         A call hashes all of self.words: look up many words at once.
 
         Returns:
@@ -449,13 +477,13 @@ class Predictor:
         """
         queries = []  # as the tokenizer writes them
         for text in words:
-            found, _ = self.tokenizer.split(text)
+            found, _ = self.splitter.split(text)
             if len(found) != 1 or not self.tokenizer.is_known(found)[0]:
                 raise InputError(f"expected one word that this model knows, got {text!r:.60}.")
             queries += found
         candidates = self.word_vectors(self.words)  # (V, T) or (V, m·d)
         mean = 0
-        if not isinstance(self.tokenizer.coder.hash, NgramLSH):
+        if self.near_bits() == 0:
             mean = candidates.mean(0)
         candidates = F.normalize(candidates - mean)
         results = []
@@ -468,15 +496,19 @@ class Predictor:
 
     def word_vectors(self, words):
         """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d)."""
-        hash = self.tokenizer.coder.hash
-        if isinstance(hash, NgramLSH):
-            # more bits than the model reads: they find the word of a misspelling more often
-            bits = hash.bits(words, min(NEAR_BITS, hash.features))
+        if self.near_bits() > 0:
+            bits = self.tokenizer.coder.hash.bits(words, self.near_bits())
             return 2.0 * torch.from_numpy(bits) - 1
-        ids = torch.from_numpy(self.tokenizer.ids(words)).long()
-        self.model.set_codes(self.tokenizer.codes())  # of new words, too
+        with LOCK:
+            ids = torch.from_numpy(self.tokenizer.ids(words)).long()
+            self.model.set_codes(self.tokenizer.codes())  # of new words, too
         x = self.model.embed(ids.to(self.model.device))  # (n·m, d)
         return x.view(len(words), -1).cpu()
+
+    def near_bits(self):
+        """Return how many bits of the hash tell which words are similar; 0: none do."""
+        hash = self.tokenizer.coder.hash
+        return 0 if hash is None else hash.near_bits
 
 
 # Results for people
@@ -484,22 +516,27 @@ class Predictor:
 
 def print_result(predictor, row, result, k):
     """Print the result of a row, of Predictor.predict."""
-    head = predictor.config.head
-    if head == "sr":
+    method = predictor.model.head.method
+    if method == "detect":
         print_words(predictor, row, *result, k)
-    elif head == "classify":
+    elif method == "classify":
         print_pairs(result)
-    elif head == "span":
+    elif method == "answer":
         print_pairs([result])
     else:
-        for number, found in enumerate(result, 1):
-            title = f"[MASK] {number}"
-            if head == "hash-mlm":
-                title += (f"   sums of log-probabilities; provably the best of {found['total']:,}, "
-                          f"of which {found['scored']:,} were scored")
-                found = found["items"]
-            print(title)
-            print_pairs([(clean(predictor, name), value) for name, value in found])
+        print_masks(predictor, result)
+
+
+def print_masks(predictor, result):
+    """Print the best words or items for each [MASK], of fill_mask or predict_missing."""
+    for number, found in enumerate(result, 1):
+        title = f"[MASK] {number}"
+        if isinstance(found, dict):
+            title += (f"   sums of log-probabilities; provably the best of {found['total']:,}, "
+                      f"of which {found['scored']:,} were scored")
+            found = found["items"]
+        print(title)
+        print_pairs([(clean(predictor, name), value) for name, value in found])
 
 
 def clean(predictor, word):
@@ -523,94 +560,20 @@ def print_words(predictor, text, words, spans, probabilities, k):
     marked = ""
     last = 0  # the first character that is not in `marked` yet
     for (start, end), kind in zip(spans, probabilities.argmax(1).tolist()):
-        if KINDS[kind] != "intact":
-            marked += f"{text[last:start]}{{{text[start:end]}:{KINDS[kind]}}}"
+        if kind != 0:  # not intact
+            marked += f"{text[last:start]}{{{text[start:end]}:{predictor.kinds[kind]}}}"
             last = end
     _, end = spans[-1]
     print(marked + text[last:end])  # what follows was not read
     ranking = probabilities[:, 0].argsort(stable=True)
     for i in ranking[:k].tolist():
-        intact, shuffled, random = probabilities[i].tolist()
-        print(f"  {clean(predictor, words[i]):>16}   intact {intact:5.1%}   "
-              f"shuffled {shuffled:5.1%}   random {random:5.1%}")
+        line = f"  {clean(predictor, words[i]):>16}"
+        for label, kind in predictor.kinds.items():
+            line += f"   {kind} {probabilities[i, label]:5.1%}"
+        print(line)
 
 
-# A file in, JSON lines out
-
-
-def write_rows(args, predictor):
-    """Print a JSON object for each row of --file: its columns, notes, and prediction or error."""
-    num_rows = 0
-    errors = []  # a bad row stops no other
-    rows = read_file(args, predictor)
-    while True:
-        part = list(itertools.islice(rows, PART))
-        if not part:
-            break
-        good = []  # rows that the model can read, and their columns
-        for row, columns in part:
-            num_rows += 1
-            try:  # predict reads the row again
-                columns["notes"] = predictor.list_notes(row)
-                good.append((row, columns))
-            except ValueError as error:
-                columns["error"] = str(error)
-                errors.append(f"row {num_rows:,}: {error}")
-        results = predictor.predict([row for row, _ in good], args.top_k)
-        for (_, columns), result in zip(good, results):
-            columns["prediction"] = result
-        for _, columns in part:
-            print(to_json(columns))
-    summary = f"{num_rows:,} rows, {len(errors):,} with an error"
-    if errors:
-        summary += f", the first in {errors[0]}"
-    if len(errors) == num_rows:
-        raise InputError(f"{args.file}: {summary}")
-    print(summary, file=sys.stderr)
-
-
-def read_file(args, predictor):
-    """Yield for each row of --file what the Predictor reads, and the columns of the row, a dict."""
-    rows = read_rows(args.file, keep_damaged=True, **reader_options(args))
-    examples, rows = peek_columns(rows)
-    names = choose_names(args, predictor, examples)
-    print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)
-    for columns in rows:
-        if not columns.keys().isdisjoint(OUTPUT):
-            raise InputError(f"{args.file}: expected no column {', '.join(OUTPUT)}, as these are "
-                             "added to each row.")
-        row = [columns.get(name) for name in names]  # both texts of a pair
-        if len(names) == 1:
-            [row] = row
-        yield row, columns
-
-
-def choose_names(args, predictor, examples):
-    """Return the names of the columns to read, list[str]; examples has a value of each column."""
-    if not examples:
-        raise InputError(f"{args.file}: expected rows with columns, got none.")
-    names = predictor.columns  # those that the model was fine-tuned on, or "text"
-    if args.text_columns is not None:
-        names = list_names(args.text_columns)
-    elif not predictor.config.order:
-        names = choose_set_columns(args.file, examples, flag="--text")
-    elif len(names) == 1 and names[0] not in examples:
-        # the file lacks the model's column: take its only column of texts
-        names = choose_columns(args.file, examples, flag="--text")
-    if not set(names) <= set(examples) or len(names) != len(predictor.columns):
-        raise InputError(f"{args.file}: expected {len(predictor.columns)} of its columns "
-                         f"{', '.join(examples)}, got {', '.join(names)}. Use --text.")
-    return names
-
-
-def to_json(row):
-    """Return a dict as JSON. It has no NaN and no infinity: they become null, at any depth."""
-    def to_plain(value):
-        return value.tolist() if torch.is_tensor(value) else str(value)
-
-    text = json.dumps(row, default=to_plain)
-    row = json.loads(text, parse_constant=lambda name: None)
-    return json.dumps(row, ensure_ascii=False, allow_nan=False)
+# The command
 
 
 def main(argv=None):
@@ -632,6 +595,8 @@ def build_parser():
     add("--ckpt", metavar="DIR",
         help="folder or file of a trained model (default: models/english-fill.pt where a TEXT has "
              "[MASK], else models/english-detect.pt)")
+    add("--jsonl", metavar="OUT.jsonl",
+        help="write the objects of --file there, in UTF-8 on every system (default: to stdout)")
     add("--vectors", metavar="OUT.npy",
         help="write a vector for each row of --file, in its order, float32 (rows, d)")
     add("--text", dest="text_columns", metavar="A[,B]",

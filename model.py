@@ -102,7 +102,7 @@ class Config:
     @property
     def predicts_rows(self):
         """Whether the head scores rows of a table at masked positions."""
-        return self.head in ("mlm", "hash-mlm")
+        return HEADS[self.head].predicts_rows
 
     @classmethod
     def choose(cls, settings):
@@ -153,25 +153,107 @@ class TransformerLayer(nn.Module):
         return self.norm2(x + self.dropout(f))
 
 
-class MaskedLMHead(nn.Module):
-    """Dense layer, GELU, norm, a product with a table of rows to predict, bias. [BERT §3.1]
+# Heads. A head is a class with
+#
+#   method          the method of infer.Predictor that turns its logits into results
+#   predicts_rows   whether it scores rows of a table at masked positions, which [MASK] marks
+#   scales_init     whether its matrices start with the std of deviation 1
+#   fits            (Config) -> whether it can stand on such an encoder
+#   forward         (x, key_mask) -> logits; if predicts_rows (x, table, rows) -> logits
+#
+# and its line in HEADS. x are the vectors of the last layer
+
+
+class PositionHead(nn.Linear):
+    """A score for each class at each position: x (B, L, d) to logits (B, L, num_classes)."""
+
+    predicts_rows = False
+
+    def __init__(self, c):
+        super().__init__(c.width, self.num_classes)
+        self.dropout = nn.Dropout(c.dropout)
+
+    @staticmethod
+    def fits(c):
+        return c.order  # a set has no text to label
+
+    def forward(self, x, key_mask):
+        return super().forward(self.dropout(x))
+
+
+class ShuffleRandomHead(PositionHead):
+    """Is a word intact 0, shuffled 1 or random 2? [SR §3]"""
+
+    method = "detect"
+    scales_init = False
+    num_classes = 3
+
+
+class SpanHead(PositionHead):
+    """Is a word the first, or the last, of an answer? [BERT §4.2]"""
+
+    method = "answer"
+    scales_init = True
+    num_classes = 2
+
+
+class TextHead(nn.Sequential):
+    """A score for each label of a text: x (B, L, d) to logits (B, labels)."""
+
+    method = "classify"
+    predicts_rows = False
+    scales_init = True
+
+    def __init__(self, c):
+        super().__init__(
+            nn.Dropout(c.dropout), nn.Linear(c.width, c.width), nn.Tanh(),
+            nn.Dropout(c.dropout), nn.Linear(c.width, c.labels))
+        self.pool = c.pool
+
+    @staticmethod
+    def fits(c):
+        return c.order
+
+    def forward(self, x, key_mask):
+        if self.pool == "cls":
+            return super().forward(x[:, 0])
+        if key_mask is None:
+            return super().forward(x.mean(1))
+        weight = key_mask.unsqueeze(-1).to(x)  # (B, L, 1)
+        # 0 for a text of padding alone
+        return super().forward((x * weight).sum(1) / weight.sum(1).clamp(min=1))
+
+
+class MaskedWordHead(nn.Module):
+    """Which word was masked? Dense layer, GELU, norm, product with a table of words. [BERT §3.1]
 
     Args:
         c: Config. If c.tied is not true, the head has a table of its own.
-        num_rows: int, N.
 
     Shape:
         x float (..., d) and table float (N, d), the head's own or that of the embedding, to logits
         (..., N), or (..., num_sampled) of the rows int64 (num_sampled,).
     """
 
-    def __init__(self, c, num_rows):
+    method = "fill_mask"
+    predicts_rows = True
+    scales_init = False
+
+    def __init__(self, c):
         super().__init__()
         self.transform = nn.Linear(c.width, c.width)
         self.norm = nn.LayerNorm(c.width)
-        self.bias = nn.Parameter(torch.zeros(num_rows))
+        self.bias = nn.Parameter(torch.zeros(self.count_rows(c)))
         if not c.tied:
-            self.table = new_table(num_rows, c.width)  # (N, d)
+            self.table = new_table(self.count_rows(c), c.width)  # (N, d)
+
+    @staticmethod
+    def fits(c):
+        return c.code_format == "row"  # each word has a row to be predicted as
+
+    @staticmethod
+    def count_rows(c):
+        return c.rows
 
     def forward(self, x, table, rows=None):
         bias = self.bias
@@ -186,21 +268,43 @@ class MaskedLMHead(nn.Module):
             return F.linear(x.float(), table, bias)
 
 
-def build_head(c):
-    """Return the module that c.head names."""
-    if c.head == "sr":  # 0 intact, 1 shuffled, 2 random [SR §3]
-        return nn.Linear(c.width, 3)
-    if c.head == "span":  # start and end of an answer
-        return nn.Linear(c.width, 2)
-    if c.head == "mlm":
-        return MaskedLMHead(c, c.rows)
-    if c.head == "hash-mlm":
-        return MaskedLMHead(c, c.hashes * c.buckets)
-    if c.head == "classify":
-        return nn.Sequential(
-            nn.Dropout(c.dropout), nn.Linear(c.width, c.width), nn.Tanh(),
-            nn.Dropout(c.dropout), nn.Linear(c.width, c.labels))
-    raise ValueError(f"head: expected one that is built here, got {c.head!r}.")
+class MaskedHashHead(MaskedWordHead):
+    """Which hashes has the masked word? The rows are buckets of its hash functions. [SB §2.3] [CM]
+
+    Shape:
+        x (M, d), one vector of a word, to logits (M, k, R): each hash function has its own block of
+        R rows, from one vector. x (M, m, d), the m vectors of an item, to (M, m, m·(R + s)), or
+        (M, m, num_sampled): each is compared with the rows of all blocks.
+    """
+
+    method = "predict_missing"
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.num_hashes = c.hashes
+
+    @staticmethod
+    def fits(c):
+        return c.code_format != "row"
+
+    @staticmethod
+    def count_rows(c):
+        return c.hashes * c.buckets
+
+    def forward(self, x, table, rows=None):
+        logits = super().forward(x, table, rows)
+        if x.ndim == 2:
+            logits = logits.unflatten(-1, (self.num_hashes, -1))  # (M, k, R)
+        return logits
+
+
+HEADS = {
+    "sr": ShuffleRandomHead,
+    "mlm": MaskedWordHead,
+    "hash-mlm": MaskedHashHead,
+    "classify": TextHead,
+    "span": SpanHead,
+}
 
 
 class Model(nn.Module):
@@ -235,7 +339,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList()
         for number in range(c.layers):
             self.layers.append(TransformerLayer(c, number))
-        self.head = build_head(c)
+        self.head = HEADS[c.head](c)
         self.init_weights()
         # (V, C), from set_codes. Not a buffer: DistributedDataParallel would broadcast it, and nccl
         # cannot send int16. So `.to` does not move it
@@ -271,39 +375,23 @@ class Model(nn.Module):
             rows: int64 (num_sampled,), the rows to score, for head mlm and for bloom; None: all.
 
         Returns:
-            Logits. Heads sr and span score each position, classify scores a text, and the others
-            score a masked position:
-
-                sr                  (B, L, 3)
-                span                (B, L, 2)
-                classify            (B, labels)
-                mlm                 (M, N) or (M, num_sampled)
-                hash-mlm, bloom     (M, m, m·(R + s)) or (M, m, num_sampled), each of m hashes
-                                    against the rows of all blocks [SB §2.3]
-                hash-mlm, others    (M, k, R), each of k hashes against its own block [CM]
+            Logits, as the class of the head says: of each position (B, L, classes), of each text
+            (B, labels), or of each masked position (M, ...).
         """
-        c = self.config
-        assert (masked_positions is not None) == c.predicts_rows, (
-            "masked_positions: required by heads mlm and hash-mlm, and for no other")
         is_stacked = self.embedding.is_stacked
         x = self.encode(ids, key_mask)  # (B, L·m, d)
         if is_stacked:
             x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)
-
-        if c.predicts_rows:
-            x = x.flatten(0, 1)[masked_positions]  # (M, d), or (M, m, d)
-            # subtle: if the head held the embedding's table, load_model would untie the two
-            table = self.embedding.weight if c.tied else self.head.table
-            logits = self.head(x, table, rows)
-            if c.head == "hash-mlm" and not is_stacked:
-                logits = logits.unflatten(-1, (c.hashes, c.buckets))  # (M, k, R)
-            return logits
-
-        if is_stacked:
-            x = x.mean(2)  # (B, L, d)
-        if c.head == "classify":
-            return self.head(self.pool_text(x, key_mask))
-        return self.head(self.dropout(x))
+        if not self.head.predicts_rows:
+            assert masked_positions is None, "masked_positions: for heads mlm and hash-mlm alone"
+            if is_stacked:
+                x = x.mean(2)  # (B, L, d)
+            return self.head(x, key_mask)
+        assert masked_positions is not None, "masked_positions: required by heads mlm and hash-mlm"
+        x = x.flatten(0, 1)[masked_positions]  # (M, d), or (M, m, d)
+        # subtle: if the head held the embedding's table, load_model would untie the two
+        table = self.embedding.weight if self.config.tied else self.head.table
+        return self.head(x, table, rows)
 
     def encode(self, ids, key_mask=None):
         """Return the last layer's vectors (B, L·m, d) of ids (B, L).
@@ -361,34 +449,24 @@ class Model(nn.Module):
     def find_second_text(self, ids):
         """Return 0 for the first text and 1 for the second, int64 (B, L).
 
-        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. Known
-        error: a training window that ends exactly with a document ends in [SEP] [SEP], so its last
-        position has type 1.
+        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. No
+        word follows where a training window ends with a document: there is no second text.
         """
         is_sep = ids == self.config.sep_id
-        is_divided = is_sep[:, 1:] & is_sep[:, :-1]  # (B, L - 1)
+        is_word = ids >= self.config.special_tokens
+        num_following = is_word.flip(1).cumsum(1).flip(1)  # (B, L), words from here on
+        is_divided = is_sep[:, 1:] & is_sep[:, :-1] & (num_following[:, 1:] > 0)  # (B, L - 1)
         is_second = is_divided.cumsum(1).clamp(max=1)
         return F.pad(is_second, (1, 0))
-
-    def pool_text(self, x, key_mask):
-        """Return one vector per text, (B, d), of x (B, L, d)."""
-        if self.config.pool == "cls":
-            return x[:, 0]
-        if key_mask is None:
-            return x.mean(1)
-        weight = key_mask.unsqueeze(-1).to(x)  # (B, L, 1)
-        return (x * weight).sum(1) / weight.sum(1).clamp(min=1)  # 0 for a text of padding alone
 
     def init_weights(self):
         """Fill nn.Linear and nn.Embedding with truncated normals, and positions with sinusoids.
 
-        Tables of words and of MaskedLMHead are plain parameters, which their modules have filled.
+        Tables of words and of heads are plain parameters, which their modules have filled.
         """
         c = self.config
         # these parts have the std of deviation 1, all others INIT_STD
-        scaled_parts = ("layers",)
-        if c.head in ("classify", "span"):
-            scaled_parts = ("layers", "head")
+        scaled_parts = ("layers", "head") if self.head.scales_init else ("layers",)
         for name, module in self.named_modules():
             std = INIT_STD
             if name.startswith(scaled_parts):
@@ -475,7 +553,7 @@ CHOICES = {
     "emb": EMBEDDINGS,
     "act": ("gelu", "relu"),
     "order": (True, False),
-    "head": ("sr", "mlm", "hash-mlm", "classify", "span"),
+    "head": HEADS,
     "tied": (True, False, None),
     "pool": ("cls", "mean"),
     "attn": ("full", "lsh"),
@@ -506,12 +584,7 @@ def validate(c):
     if c.tied and EMBEDDINGS[c.emb].tie == "no":
         raise ValueError(f"tied requires an embedding with rows of words or hashes, got {c.emb}.")
 
-    # a masked word is predicted as a row, where each word has one, else as hashes
-    masked = "mlm" if c.code_format == "row" else "hash-mlm"
-    if c.order:
-        heads = ["sr", masked, "classify", "span"]
-    else:
-        heads = [masked]  # a set has no text to label
+    heads = [name for name, head in HEADS.items() if head.fits(c)]
     if c.head not in heads:
         raise ValueError(f"head (--objective): expected {' or '.join(heads[:2])} for {c.emb}, "
                          f"got {c.head}.")

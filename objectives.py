@@ -34,7 +34,6 @@ from support.common import send
 from tokenizer import FIRST_WORD_ID, MASK
 
 IGNORE_INDEX = -100  # the label of a position that is not scored: torch's own default
-KINDS = ("intact", "shuffled", "random")  # the labels 0, 1, 2 of Shuffle+Random
 RECALL = (1, 10, 20)  # the k of recall@k
 MAX_RECALL = max(RECALL)
 RANK_PART = 128  # masked words that rank_words scores at a time: bounds its memory
@@ -83,7 +82,9 @@ class Objective:
     Training calls loss for each batch. An evaluation calls evaluate for each, and metrics at the
     end. A subclass also has
 
-        head            one of model.py's heads
+        head            a key of model.HEADS
+        options         the flags of pretrain.py that only some objectives read, and this one does
+        kinds           label -> its name, where labels are few, or None
         expected_loss   (word_counts (W,), sums of evaluate) -> (num_classes, loss): classes to
                         choose from, and the loss of a model that knows only how frequent each is.
                         An untrained model has a loss of about ln num_classes
@@ -97,6 +98,7 @@ class Objective:
     bloom_map: BloomMap | None = None  # of items, for emb bloom alone
     num_samples: int | None = None  # of sampled softmax
     sr_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
+    kinds = None  # no field: a class has it
 
     def corrupt_batch(self, draw):
         """Corrupt a data.batches.Draw by its noise, or mask what it says; return a Batch."""
@@ -126,6 +128,8 @@ class ShuffleRandom(Objective):
     """Shuffle+Random (S+R): is each word intact, shuffled or random? [HF §3.6] [SR §3]"""
 
     head = "sr"
+    options = ("noise",)
+    kinds = {0: "intact", 1: "shuffled", 2: "random"}
 
     def corrupt(self, ids, noise, random_words):
         """Shuffle some words among themselves and replace others.
@@ -169,7 +173,7 @@ class ShuffleRandom(Objective):
         return dict(table=torch.bincount(cells, minlength=9).view(3, 3))
 
     def metrics(self, sums):
-        """Return accuracy, that of the majority class, F1 by class and its mean."""
+        """Return accuracy, that of the majority class, F1 of each kind and its mean."""
         table = np.asarray(sums["table"], float)
         total = max(table.sum(), 1)
         correct = table.diagonal()
@@ -177,9 +181,9 @@ class ShuffleRandom(Objective):
         num_predicted = table.sum(0)
         f1 = 2 * correct / np.maximum(num_labeled + num_predicted, 1)
         metrics = dict(accuracy=correct.sum() / total, majority=num_labeled.max() / total)
-        for kind, value in zip(KINDS, f1):
-            metrics[f"f1_{kind}"] = value
-        metrics["macro_f1"] = f1.mean()
+        for label, kind in self.kinds.items():
+            metrics[f"f1_{kind}"] = f1[label]
+        metrics["macro_f1"] = f1[list(self.kinds)].mean()
         return metrics
 
     def expected_loss(self, word_counts, sums):
@@ -194,6 +198,7 @@ class MaskedWords(Objective):
     """Masked-word prediction: which word of the vocabulary was there? [BERT §3.1]"""
 
     head = "mlm"
+    options = ("mask",)
 
     def corrupt(self, ids, noise, random_words):
         """Choose words to predict: 80 % become [MASK], 10 % a random word, 10 % stay. [BERT §3.1]
@@ -226,14 +231,14 @@ class MaskedWords(Objective):
 
     def count(self, logits, batch):
         """Return how many of the words are among the model's best 1, 10 and 20."""
-        scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
-        labels = batch.scored_labels()  # (M,)
-        scores = exclude_items(scores, self.excluded(batch))
-        return self.count_hits(labels, rank_items(scores, labels - self.first_word_id))
-
-    def count_hits(self, labels, rank):
-        """Return how many words, by their rank from 0, are among the best 1, 10 and 20."""
+        rank = self.rank(logits, batch)
         return {f"rec@{k}": (rank < k).sum() for k in RECALL}
+
+    def rank(self, logits, batch):
+        """Return how many words the model ranks before each masked word, int64 (M,)."""
+        scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
+        scores = exclude_items(scores, self.excluded(batch))
+        return rank_items(scores, batch.scored_labels() - self.first_word_id)
 
     def excluded(self, batch):
         """Return the words that are no predictions of each masked position, int64 (M, E), or None.
@@ -282,6 +287,8 @@ class SampledWords(MaskedWords):
     BPE pieces are not numbered by frequency, so the estimate is noisier for them. Evaluation scores
     all words and the special tokens, which training never scores: its loss is higher on average.
     """
+
+    options = ("mask", "samples")
 
     def loss(self, model, batch):
         labels = batch.scored_labels()  # (M,)
@@ -332,18 +339,14 @@ class MaskedHashes(MaskedWords):
 
     def count(self, logits, batch):
         """Return how many words are among the best 1, 10, 20; and right hashes."""
-        labels = batch.scored_labels()  # (M,)
-        counts = self.count_words(logits, labels, self.excluded(batch))
-        is_right = logits.argmax(-1) == self.hash_targets(labels)  # (M, k)
-        counts["hashes_right"] = is_right.sum()
-        return counts
+        is_right = logits.argmax(-1) == self.hash_targets(batch.scored_labels())  # (M, k)
+        return dict(super().count(logits, batch), hashes_right=is_right.sum())
 
-    def count_words(self, logits, labels, excluded):
-        """Return count_hits by the scores of all words."""
+    def rank(self, logits, batch):
+        """Return what MaskedWords.rank does, by the scores of all words."""
         word_targets = self.targets[self.first_word_id:]  # (W, k)
-        logp = logits.log_softmax(-1)
-        rank = rank_words(logp, word_targets, labels - self.first_word_id, excluded)  # (M,)
-        return self.count_hits(labels, rank)
+        words = batch.scored_labels() - self.first_word_id
+        return rank_words(logits.log_softmax(-1), word_targets, words, self.excluded(batch))
 
     def metrics(self, sums):
         """Return recall@k and the other counts as shares, and the share of right hashes."""
@@ -366,25 +369,25 @@ class MaskedDigests(MaskedHashes):
         targets = targets + starts
         return targets
 
-    def count_words(self, logits, labels, excluded):
-        """Return count_hits of the best items, and how many lists are certified."""
-        items = labels - self.first_word_id
-        rank, certified = self.search_items(logits, items, excluded)  # (M,) each
-        return dict(self.count_hits(labels, rank), certified=certified.sum())
+    def count(self, logits, batch):
+        """Return the counts of MaskedHashes, and how many lists are certified.
 
-    def search_items(self, logits, items, excluded):
-        """Return the rank of each correct item, from 0 to 20 at most, and what is certified.
-
-        certified is bool (M,): a beam of 20 proved that it found the best 20.
+        A beam of 20 has proved then, in one round, that it found the best 20.
         """
         logp = hash_logp(logits, self.bloom_map)
-        # the certificate of one round is a metric; the ranks come from a search to the end
-        _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=excluded)
-        best, *_ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=excluded)
+        _, _, certified, _ = beam_search(
+            logp, self.bloom_map, MAX_RECALL, exclude=self.excluded(batch))
+        return dict(super().count(logits, batch), certified=certified.sum())
+
+    def rank(self, logits, batch):
+        """Return what MaskedWords.rank does, but 20 for an item that is not among the best 20."""
+        logp = hash_logp(logits, self.bloom_map)
+        best, *_ = beam_search(  # (M, 20), searched until they are certified
+            logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=self.excluded(batch))
+        items = batch.scored_labels() - self.first_word_id
         is_hit = best == items.unsqueeze(1)  # (M, 20)
         is_before = is_hit.cumsum(1) == 0  # the items before the hit
-        rank = is_before.sum(1).masked_fill(~is_hit.any(1), MAX_RECALL)
-        return rank, certified
+        return is_before.sum(1).masked_fill(~is_hit.any(1), MAX_RECALL)
 
     def expected_loss(self, word_counts, sums):
         num_classes, loss = super().expected_loss(word_counts, sums)
@@ -408,21 +411,24 @@ def build_objective(config, args, data, device):
         data: data.loading.Data.
         device: torch.device, of the model.
     """
-    objective_class = choose_objective(args.objective, config)
-    if not config.order:
-        from data.items import for_sets
-        objective_class = for_sets(objective_class)
-    return objective_class(
+    return choose_class(args.objective, config)(
         config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
         first_word_id=FIRST_WORD_ID, targets=send(data.targets, device),
         bloom_map=data.tokenizer.coder.bloom_map, num_samples=args.samples)
 
 
-def choose_objective(name, config):
-    """Return the class of a name in OBJECTIVES: MaskedDigests where the model reads digests."""
+def choose_class(name, config):
+    """Return the class of a name in OBJECTIVES for a model's data: words, digests, item sets."""
+    objective_class = OBJECTIVES[name]
     if name == "hash-mlm" and config.code_format == "digest":
-        return MaskedDigests
-    return OBJECTIVES[name]
+        objective_class = MaskedDigests
+    if config.order:
+        return objective_class
+
+    class MaskedItems(ItemSets, objective_class):  # ItemSets stands at the end of this file
+        """The objective of masked words, for item sets."""
+
+    return MaskedItems
 
 
 # Helpers
@@ -508,6 +514,38 @@ def unigram_loss(counts, labels):
     return float(-(share * np.log(p)).sum())
 
 
+# Item sets
+
+
+class ItemSets:
+    """What masked words of item sets have instead of the methods of MaskedWords. [SB §3.1]"""
+
+    def excluded(self, batch):
+        """Return the other items of the set of each masked position, int64 (M, L), -1 for none."""
+        row = batch.positions // batch.inputs.shape[1]  # (M,)
+        ids = batch.inputs[row]  # (M, L)
+        is_special = ids < self.first_word_id
+        # subtle: 10 % of the words to predict stay in the input, and must not be excluded
+        is_answer = ids == batch.scored_labels().unsqueeze(1)
+        return torch.where(is_special | is_answer, -1, ids - self.first_word_id)
+
+    def count(self, logits, batch):
+        """Return the counts of the objective, and how often each class is a label."""
+        is_label = self.count_classes(batch.scored_labels())
+        return dict(super().count(logits, batch), masked=is_label)
+
+    def metrics(self, sums):
+        return super().metrics({name: sums[name] for name in sums if name != "masked"})
+
+    def label_counts(self, counts, sums):
+        """Return how often each class is a label.
+
+        At least one item of a set is masked, so items of small sets are labels more often than they
+        occur.
+        """
+        return np.asarray(sums["masked"])
+
+
 def main():
     """Shuffle and replace words of a sentence; print what the model sees, and the labels."""
     names = "every quick brown fox jumps over the lazy dog".split()
@@ -521,7 +559,7 @@ def main():
     for title, row, texts in (
         ("text", ids, names),
         ("inputs", inputs, names),
-        ("labels", labels, KINDS),
+        ("labels", labels, ShuffleRandom.kinds),
     ):
         print(f"{title:8}", *[f"{texts[i]:>9}" for i in row[0].tolist()], sep="")
     print("\nWords are chosen 4 times as often as usual, as the text is short.")

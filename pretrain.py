@@ -12,8 +12,8 @@ Sources: [HF] Xue & Aletras 2022, HashFormers. [SB] Anderson et al. 2020, Superb
 One training step of the default run. B = 32 sequences of L = 128 positions, d = 128 numbers a
 vector, T = 128 bits of a word's hash, eight of them in a byte:
 
-    ids, key_mask,          batches.get_batch(step, rows): a function of seed and step, so that a
-    noise, random_words     resumed run reads the same batches
+    Draw(ids, noise, ...)   batches.get_batch(step, rows): a function of seed and step, so that a
+                            resumed run reads the same batches
     inputs, labels (B, L)   objective.corrupt: some words are shuffled, others are random. Workers
                             of the DataLoader do this ahead of time: it does not need the model
     codes (B, L, T / 8)     model.codes[inputs]. Nothing is hashed here: each distinct word was
@@ -33,7 +33,7 @@ import signal
 
 import torch
 
-from data.loading import build_loader, corrupt_held_out, load_data, until_signal
+from data.loading import corrupt_held_out, load_data, open_loader, until_signal
 from model import Model, parameter_groups
 from objectives import build_objective
 from support.common import InputError, Ranks, autocast, catch_signals, lock_output, resolve_device
@@ -80,10 +80,11 @@ def pretrain(args, initial, ranks):
         parameter_groups(model, args.decay), betas=(0.9, args.beta2), fused=True)
     log = Log(args.out, args.quiet, args.steps, args.batch * data.batches.words_per_sequence,
               model, ranks, runtime)
-    run = Run(args.out, facts, data, runtime.dtype, log, ranks.is_first)
+    run = Run(args.out, facts, data, objective.kinds, runtime.dtype, log, ranks.is_first)
     run.restore(saved, model, optimizer)
 
-    # What is about to run, its loss so far, and what it has to beat
+    # What is about to run, its loss so far, and two baselines: a uniform guess, which an untrained
+    # model makes, and label frequencies (from counts of words, sums of labels or both)
     log.show(describe_run(args, data, model, ranks.world, runtime))
     held_out = corrupt_held_out(data.batches, objective, args.micro, ranks)
     result, sums = evaluate(model, objective, held_out, ranks, runtime)
@@ -92,11 +93,10 @@ def pretrain(args, initial, ranks):
 
     # Train, unless the checkpoint is of the last step
     has_ended = run.step == args.steps
-    with catch_signals() as signals:
-        if not has_ended:
-            loader = build_loader(
+    if not has_ended:
+        with catch_signals() as signals, open_loader(
                 data.batches, objective, range(run.step, args.steps), ranks.share(args.batch),
-                args.micro, args.workers, runtime.device)
+                args.micro, args.workers, runtime.device) as loader:
             result = train(args, run, model, objective, optimizer,
                            until_signal(loader, ranks, signals), held_out, ranks, runtime)
     ranks.wait()  # subtle: a rank that leaves early aborts the others

@@ -37,10 +37,10 @@ import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
 from attention import outside_share
-from bloom import BloomMap, ItemMap, beam_search, coherent_map
+from bloom import BloomMap, ItemMap, beam_search, coherent_map, exhaustive, popularity_prior
 from data.corpus import Corpus, prepare
+from data.classification import METRICS
 from data.squad import exact_and_f1, normalize_answer
-from data.tasks import METRICS
 from model import Config, Model, count_parameters
 from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
 from support.common import save_checkpoint
@@ -154,6 +154,7 @@ def test_lsh_bits_differ_by_the_angle_law():
     angle 0.564, and 0.564 / π · 128 = 23 bits differ.
     """
     angle = math.acos(10 / math.sqrt(10 * 14))
+    assert hashing.ngram_angle("play", "plays") == pytest.approx(angle)
     law = angle / math.pi
     assert round(law * 128) == 23
     shares = []
@@ -264,6 +265,29 @@ def test_beam_search_does_not_certify_the_second_item_by_hand():
     items, _, certified, _ = search_four_items(k=2)
     assert items.tolist() == [[1, 3]]
     assert certified.item() is False
+
+
+def test_popularity_prior_by_hand():
+    """Two items of a bucket have one p, whichever is popular. The prior tells them apart.
+
+    Of the items a b c d in the maps a b | c d and a c | b d, a was seen 8 times, the others never.
+    Each count is raised by 1: 9 + 1 + 1 + 1 = 12. A model that knows only how often each bucket
+    occurs predicts 10/12 and 2/12, so a has 10/12 · 10/12 = 0.694, b and c 0.139, d 0.028: b and c
+    gain from a. The prior P(item) / (P(bucket 0) · P(bucket 1)) makes them 9/12 and 1/12 each.
+    """
+    bloom_map = BloomMap(4, 2, orders=[
+        [0, 1, 2, 3],
+        [0, 2, 1, 3],
+    ])
+    p = torch.tensor([[
+        [10 / 12, 2 / 12],
+        [10 / 12, 2 / 12],
+    ]])
+    prior = popularity_prior([8, 0, 0, 0], bloom_map)
+    _, scores = exhaustive(p.log(), bloom_map, k=4)
+    assert scores[0].exp().tolist() == pytest.approx([100 / 144, 20 / 144, 20 / 144, 4 / 144])
+    _, scores = exhaustive(p.log(), bloom_map, k=4, prior=prior)
+    assert scores[0].exp().tolist() == pytest.approx([9 / 12, 1 / 12, 1 / 12, 1 / 12])
 
 
 def test_beam_search_matches_scoring_all_items():
@@ -843,7 +867,7 @@ def test_pretrain_starts_at_uniform_baseline_and_learns_the_frequencies(
     assert result["eval_loss"] < 0.6 * first
 
 
-# == data/tasks.py, data/squad.py, infer.py: scores of a trained model, and what hashing brings
+# == data/classification.py, squad.py, infer.py: scores of a trained model, and what hashing brings
 #
 # The metrics are those of the GLUE tasks and of SQuAD. The last test needs no training.
 

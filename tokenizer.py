@@ -19,10 +19,10 @@ import re
 from collections import Counter
 
 import numpy as np
-from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
 from data.coders import CODERS, BitCoder, SketchCoder
+from data.names import clean_name
 from hashing import HASHES, MD5, check_words, list_words, split_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
@@ -31,6 +31,33 @@ SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 PAD, CLS, SEP, UNK, MASK = range(5)
 FIRST_WORD_ID = len(SPECIALS)
 MAX_UNKNOWN = 0.1  # share of the words of a text that may be unknown; above it users are told
+
+
+# Text to words. A splitter is an instance of a class with
+#
+#   name            its key in SPLITS, which stands behind the last of them
+#   json            str, what it has learned from a corpus; None: nothing
+#   split           (text) -> words list[str] and spans list[(start, end)] in characters
+#   split_texts     (texts) -> the words of each, list[list[str]], faster and without spans
+
+
+class Words:
+    """The split "regex": runs of letters or of symbols."""
+
+    name = "regex"
+    json = None
+
+    def split(self, text):
+        return split_words(text, self.name)
+
+    def split_texts(self, texts):
+        return [list_words(text, self.name) for text in texts]
+
+
+class SpacedWords(Words):
+    """The split "space": what stands between white space."""
+
+    name = "space"
 
 
 # Words to token IDs to codes
@@ -179,33 +206,6 @@ def make_tokenizer(config, split="regex", subwords=None, hash_seed=0, key=None, 
     return HashTokenizer(coder, splitter, targets)
 
 
-# Text to words. A splitter is an instance of a class with
-#
-#   name            its key in SPLITS, which stands behind the last of them
-#   json            str, what it has learned from a corpus; None: nothing
-#   split           (text) -> words list[str] and spans list[(start, end)] in characters
-#   split_texts     (texts) -> the words of each, list[list[str]], faster and without spans
-
-
-class Words:
-    """The split "regex": runs of letters or of symbols."""
-
-    name = "regex"
-    json = None
-
-    def split(self, text):
-        return split_words(text, self.name)
-
-    def split_texts(self, texts):
-        return [list_words(text, self.name) for text in texts]
-
-
-class SpacedWords(Words):
-    """The split "space": what stands between white space."""
-
-    name = "space"
-
-
 # Tokens that are learned from a corpus: BPE pieces, phrases
 
 
@@ -214,6 +214,16 @@ def make_encodable(text):
     # İ lower-cases to two characters, which would shift all later spans; lone surrogates are not
     # UTF-8, and become ?
     return text.encode("utf-8", "replace").decode().replace("İ", "i")
+
+
+def import_tokenizers():
+    """Return the `tokenizers` library. Nothing but BPE needs it, and some systems have none."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError("--split bpe, phrases: requires the package tokenizers, not found. "
+                         "Install it, or use --split regex.") from error
+    return tokenizers
 
 
 class BPE:
@@ -233,7 +243,7 @@ class BPE:
 
     def __init__(self, json_text):
         self.json = json_text
-        self.tokenizer = Tokenizer.from_str(json_text)
+        self.tokenizer = import_tokenizers().Tokenizer.from_str(json_text)
         number_of_piece = self.tokenizer.get_vocab()
         self.units = sorted(number_of_piece, key=number_of_piece.get)
 
@@ -247,7 +257,7 @@ class BPE:
         """
         # a space after 1,000 letters, as the time for a word grows with the square of its length
         texts = (re.sub(r"\S{1000}", r"\g<0> ", make_encodable(text)) for text in open_texts())
-        tokenizer = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
+        tokenizer = import_tokenizers().ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
         # a pair of pieces that occurs less than five times stays apart
         tokenizer.train_from_iterator(texts, size, min_frequency=5, show_progress=False)
         return cls(tokenizer.to_str())
@@ -385,16 +395,21 @@ class ItemNames:
         Returns:
             Inner spaces of names are single. Between tabs a span includes the spaces after a name.
         """
+        pattern = r"\S+"
+        max_words = self.max_words
         if "\t" in text:
-            spans = [match.span() for match in re.finditer(r"\S[^\t]*", text)]
-        else:
-            words = text.split()
-            word_spans = [match.span() for match in re.finditer(r"\S+", text)]
-            spans = []
-            for start, stop in match_longest(words, self.names, self.max_words):
-                spans.append((word_spans[start][0], word_spans[stop - 1][1]))
-        found = [" ".join(text[start:end].split()) for start, end in spans]
-        return found, spans
+            pattern = r"\S[^\t]*"
+            max_words = 1
+        matches = list(re.finditer(pattern, text))
+        parts = [clean_name(match[0]) for match in matches]
+        names = []
+        spans = []
+        for start, stop in match_longest(parts, self.names, max_words):
+            first = matches[start].start()
+            last = matches[stop - 1].end()
+            names.append(" ".join(clean_name(text[first:last]).split()))
+            spans.append((first, last))
+        return names, spans
 
     def split_texts(self, texts):
         """Return the item_names of each set of a corpus, list[list[str]]."""
@@ -410,7 +425,7 @@ def item_names(document):
     if isinstance(document, str):
         names, _ = ItemNames().split(document)
     else:
-        names = [" ".join(str(part).split()) for part in document if part is not None]
+        names = [" ".join(clean_name(str(part)).split()) for part in document if part is not None]
     return [name for name in dict.fromkeys(names) if name]
 
 

@@ -32,12 +32,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from data.tasks import TASKS, SequenceClassification, read_task
-from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
-from finetune import train_and_score
-from model import Config, TransformerLayer, count_parameters
+from data.classification import SequenceClassification
+from data.tasks import TASKS, read_task
+from finetune import add_run_flags, check_flags, choose_recipe, encode_splits, fill_flags
+from finetune import list_seeds, train_and_score
+from model import Config, TransformerLayer
 from support.common import InputError, fingerprint, make_parser, reading, resolve_device, run_script
 from support.common import write_json
+from support.results import FORMAT, Result, check_out, summarize, write_results
 from tokenizer import FIRST_WORD_ID, SEP
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functions
@@ -308,7 +310,8 @@ def build_parser():
     p.add_argument("--preset", choices=tuple(SHAPES), default="canine",
                    help="size of the model (default: canine, that of the release)")
     p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
-    add_run_flags(p.add_argument, ("own", *TASKS))
+    tasks = [name for name, task in TASKS.items() if task.examples is SequenceClassification]
+    add_run_flags(p.add_argument, tasks)
     p.set_defaults(device="auto", dtype="auto", ckpt=None, from_scratch=False, pool="cls",
                    compile=False)
     return p
@@ -326,36 +329,31 @@ def finetune_canine(args):
         weights = load_released(args.weights, config)
         if args.out is None:  # not that of fresh weights
             args.out = f"out/{Path(args.weights).absolute().name}-{args.task}"
-    fill_flags(args, dict(task={}), config)  # as for a checkpoint that was not fine-tuned
+    fill_flags(args, config.width)
     runtime = resolve_device(args)
 
     # texts
-    task, splits = read_task(args.task, args)
-    settings = dict(vars(args), texts=fingerprint(splits))
+    task, rows = read_task(args.task, args)
+    settings = dict(vars(args), texts=fingerprint(rows), format=FORMAT)
     check_out(args.out, settings)
-    data = {}
-    for split, rows in splits.items():
-        data[split] = SequenceClassification(task, rows, CharacterTokenizer(), config.length)
+    data = encode_splits(task, rows, CharacterTokenizer(), config.length)
 
     # training
     results = []
-    for seed in range(args.seed, args.seed + args.seeds):
+    for seed in list_seeds(args):
         torch.manual_seed(seed)  # for fresh weights and dropout
         model = Canine(dataclasses.replace(config, labels=data["train"].num_outputs))
         with reading(args.weights):  # raises where sizes differ
             model.load_state_dict(model.state_dict() | weights)  # released weights have no head
         model.to(runtime.device)
-        title = f"{args.task}, seed {seed}"
-        result = train_and_score(args, runtime, model, data, seed, args.lr, title)
-        results.append(result | dict(seed=seed, size=count_parameters(model)))
+        recipe = choose_recipe(args, data, seed)
+        outcome = train_and_score(model, data, recipe, runtime, f"{args.task}, seed {seed}")
+        results.append(Result.collect(data, seed, model, outcome))
 
     # results
-    content = dict(tasks={args.task: summarize(results)}, settings=settings)
     os.makedirs(args.out, exist_ok=True)
     write_json(Path(args.out, "settings.json"), settings)
-    write_json(Path(args.out, "results.json"), content)
-    print_results(content)
-    return content
+    return write_results(args.out, {args.task: summarize(results)}, settings)
 
 
 def main(argv=None):

@@ -18,10 +18,11 @@ import torch
 from bench import harness
 from bench.harness import CORPUS, GLUE_FILES, RUNS
 from data.batches import TextBatches
-from data.tasks import METRICS, standard_error
+from data.classification import METRICS, standard_error
 from hashing import list_words
-from objectives import KINDS, ShuffleRandom
+from objectives import ShuffleRandom
 from support.common import InputError, read_json
+from support.results import read_result
 from tokenizer import FIRST_WORD_ID
 
 # Shuffle+Random
@@ -66,11 +67,11 @@ def bench_frequency(args, *, num_steps=200):
 def count_labels(objective, batches, frequency_class, num_steps):
     """Return log P(label | class of frequency), float (classes, 3), from training windows."""
     num_classes = int(frequency_class.max()) + 1
-    counts = torch.ones(num_classes, len(KINDS))  # from 1, so that no share is 0
+    counts = torch.ones(num_classes, len(ShuffleRandom.kinds))  # from 1, so that no share is 0
     for step in range(num_steps):
         batch = objective.corrupt_batch(batches.get_batch(step, slice(None)))
         words = batch.inputs.flatten()[batch.positions]
-        cells = frequency_class[words] * len(KINDS) + batch.scored_labels()
+        cells = frequency_class[words] * len(ShuffleRandom.kinds) + batch.scored_labels()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
     shares = counts / counts.sum(1, keepdim=True)
     return shares.log()
@@ -108,7 +109,7 @@ def bench_overlap(args):
                 predicted = np.where(predicted >= threshold, above, 1 - above)
             # the predictions of each seed, for an error over rows and seeds
             paths = sorted(Path(folder).glob(f"{name}-seed-*.json"))
-            yield compare_with_model(name, [read_json(path) for path in paths], predicted)
+            yield compare_with_model(name, [read_result(path) for path in paths], predicted)
 
 
 def compare_with_model(name, results, predicted):
@@ -116,14 +117,14 @@ def compare_with_model(name, results, predicted):
 
     Args:
         name: str, the task.
-        results: list of dict, the results of each seed.
+        results: list of support.results.Result, one of each seed.
         predicted: array (n,), what the control predicts.
     """
-    metric = results[0]["metric"]
-    truth = np.array(results[0]["truth"])
-    models = [result["predicted"] for result in results]
+    metric = results[0].metric
+    truth = np.array(results[0].truth)
+    models = [result.model.predicted for result in results]
     others = np.tile(predicted, (len(models), 1))  # the same for each seed
-    scores = [result["best"][metric] for result in results]
+    scores = [result.model.scores[metric] for result in results]
     cosine_score = 100 * METRICS[metric](predicted, truth)
     return dict(name=name, metric=metric, n=len(truth),
                 model=statistics.mean(scores), model_std=statistics.stdev(scores),

@@ -87,7 +87,7 @@ def bench_scores(args):
         settings = argparse.Namespace(**results["settings"] | dict(cache=args.cache, device="cpu"))
         # as the run was trained, but on a CPU
         runtime = resolve_device(settings)
-        model, _, checkpoint = harness.load_run(folder)
+        model, tokenizer, _ = harness.load_run(folder)
         task, rows_of_splits = read_task(name, settings)
         # the dev rows, misspelled anew for each share with the same seed, are a split each
         for share in SHARES:
@@ -97,14 +97,14 @@ def bench_scores(args):
                 rows.append((tuple(misspell(text, share / 100, rng) for text in texts), label))
             rows_of_splits[str(share)] = rows
         # misspelled words get codes as any new word does
-        data = finetune.encode_splits(model.config, checkpoint, task, rows_of_splits)
-        harness.set_codes(model, data["train"].tokenizer)
+        data = finetune.encode_splits(task, rows_of_splits, tokenizer, model.config.length)
+        harness.set_codes(model, tokenizer)
         title = harness.name_run(results["settings"], name)  # model, task
         yield score_splits(title, runtime, model, data)
 
         # a bag of words is the same for all models of a task that split the texts alike
         units = "words"
-        if data["train"].tokenizer.splitter.name == "bpe":
+        if tokenizer.splitter.name == "bpe":
             units = "pieces"
         _, task_name = title.rsplit(", ", 1)
         title = f"bag of {units}, {task_name}"
@@ -112,8 +112,9 @@ def bench_scores(args):
             seen.add(title)
             bag = finetune.BagOfWords(len(model.codes), data["train"].num_outputs)
             # finetune.py keeps no weights of its control
-            weights, _ = finetune.train(settings, runtime, bag, data, settings.seed,
-                                        finetune.BAG_LR, f"{name}, bag of words")
+            recipe = finetune.choose_recipe(settings, data, settings.seed)
+            recipe = finetune.choose_control_recipe(recipe, data)
+            weights, _ = finetune.train(bag, data, recipe, runtime, f"{name}, bag of words")
             if weights is not None:
                 bag.load_state_dict(weights)
             yield score_splits(title, runtime, bag, data)
@@ -123,7 +124,7 @@ def score_splits(title, runtime, model, data):
     """Return a row of the table: the score of each share of misspelled words."""
     row = dict(name=title)
     for split in map(str, SHARES):
-        scores, _ = finetune.evaluate(runtime, model, data[split])
+        scores, _ = finetune.evaluate(model, data[split], runtime)
         row[split] = scores[data["train"].task.metrics[0]]
     # comparable between models of unlike scores
     row["kept"] = 100 * row["40"] / row["0"]

@@ -21,7 +21,7 @@ from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
 from bench.harness import CORPUS, GLUE_FILES, RUNS, Stopwatch, build_model
 from data.batches import Draw, pad_batch
-from data.tasks import SequenceClassification
+from data.classification import SequenceClassification
 from hashing import MD5
 from model import PRESETS, Config, Model, parameter_groups
 from objectives import OBJECTIVES
@@ -240,7 +240,8 @@ TASKS = """
 def bench_tasks(args):
     """Collect scores of fine-tunings beside their controls, mean ± std over seeds.
 
-    The error of the difference is that of rows and seeds together (data.tasks.standard_error).
+    The error of the difference is that of rows and seeds together, see standard_error in
+    data/classification.py.
     """
     for folder in args.runs:
         path = Path(folder, "results.json")

@@ -17,14 +17,14 @@ A code format says what the codes of a word are. The attribute code_format of a 
 embeddings.py names the one that it reads:
 
     format      codes of a word                              embeddings
-    row         its token ID                                 lookup
-    digest      m rows, its Bloom digest                     bloom
     bits        T bits, eight in a byte                      add, proj, linear
     chunks      T bits, in numbers of c bits                 pool
     index       one bucket, 0 .. N-1                         emb
     sketch      k buckets, 0 .. R-1                          mean, median
     weighted    k rows, 0 .. N-1, and one of importances     weighted
     ngrams      G buckets at most, 1 .. N-1, then 0          ngram
+    row         its token ID                                 lookup
+    digest      m rows, its Bloom digest                     bloom
 
 A new format is a class here, and its line in CODERS. The fields of the class are all that its codes
 depend on. Two things follow from them: which flags pretrain.py takes, and which runs share a file
@@ -59,37 +59,10 @@ class Coder:
     masked_objective = "hash-mlm"
     is_predicted = False
 
-    # Parts that are no field of a class. Without annotations, a dataclass ignores these lines
+    # A part that is no field of a class is None. Without types these lines are no fields
     hash = None
     vocabulary = None
     bloom_map = None
-
-    @classmethod
-    def list_fields(cls):
-        """Return the names of all that the codes depend on, list[str]."""
-        return [field.name for field in fields(cls)]
-
-    @classmethod
-    def list_flags(cls, hash_class):
-        """Return the flags of pretrain.py that change the codes, a set of str.
-
-        It has the names of other fields, too.
-
-        Args:
-            hash_class: a class of hashing.HASHES, as --hash says.
-        """
-        flags = set()
-        for name in cls.list_fields():
-            flags.add(name)
-            flags.update(FLAGS_OF_PART.get(name, []))
-            if name == "hash":
-                flags.update(hash_class.options.values())
-        return flags
-
-    @classmethod
-    def choose(cls, settings):
-        """Return the coder of a dict of settings, which may have others besides its fields."""
-        return cls(**{name: settings[name] for name in cls.list_fields()})
 
     def codes(self, words):
         """Return the codes of words, a list[str]: integers (V, C)."""
@@ -111,6 +84,35 @@ class Coder:
         """Return the fields of model.Config that follow from a vocabulary, a dict of int."""
         return {}
 
+    # What follows from the fields
+
+    @classmethod
+    def list_fields(cls):
+        """Return the names of all that the codes depend on, list[str]."""
+        return [field.name for field in fields(cls)]
+
+    @classmethod
+    def list_flags(cls, hash_class):
+        """Return the flags of pretrain.py that change the codes, a set of str.
+
+        It has the names of other fields, too.
+
+        Args:
+            hash_class: a class of hashing.HASHES, as --hash says.
+        """
+        flags = set()
+        for name in cls.list_fields():
+            flags.add(name)  # most fields have a flag of the same name
+            flags.update(FLAGS_OF_PART.get(name, []))
+            if name == "hash":
+                flags.update(hash_class.options.values())
+        return flags
+
+    @classmethod
+    def choose(cls, settings):
+        """Return the coder of a dict of settings, which may have others besides its fields."""
+        return cls(**{name: settings[name] for name in cls.list_fields()})
+
     def state(self):
         """Return the fields as a dict of plain types: equal states mean equal codes."""
         state = {}
@@ -124,68 +126,6 @@ class Coder:
 
 # A part is made from these flags, and a hash from those of its class too (data/codes.py)
 FLAGS_OF_PART = {"vocabulary": ["vocab"], "bloom_map": ["alpha", "hashes", "hash_seed"]}
-
-
-# A vocabulary: a word has a code by its place in it
-
-
-@dataclass(kw_only=True)
-class VocabularyCoder(Coder):
-    """What the formats of a vocabulary share. Special tokens have rows of the same table."""
-
-    vocabulary: list
-
-    def list_places(self, words):
-        """Return the place of each word in the vocabulary, int32 (V,)."""
-        place_of_word = {word: place for place, word in enumerate(self.vocabulary)}
-        return np.array([place_of_word[word] for word in words], np.int32)
-
-
-@dataclass(kw_only=True)
-class RowCoder(VocabularyCoder):
-    """The token ID: each word has a row of its own, the baseline. int32 (V, 1)."""
-
-    default_split = "bpe"  # a table has no row for a new word, so it reads pieces
-    masked_objective = "mlm"
-    special_tokens: int  # s, whose rows come first
-
-    def codes(self, words):
-        rows = self.special_tokens + self.list_places(words)
-        return rows[:, None]
-
-    def special_codes(self, num_specials):
-        rows = np.arange(num_specials, dtype=np.int32)
-        return rows[:, None]
-
-    def table_sizes(self, num_specials):
-        return dict(rows=num_specials + len(self.vocabulary))
-
-
-@dataclass(kw_only=True)
-class DigestCoder(VocabularyCoder):
-    """The m buckets of a Bloom map: int32 (V, m). [SB §2.1]
-
-    Each map has a block of R + s rows: for its R buckets, and then for special tokens.
-    """
-
-    default_split = "items"
-    is_predicted = True
-    bloom_map: BloomMap
-
-    def __post_init__(self):
-        num_words = len(self.vocabulary)
-        assert self.bloom_map.n_items == num_words, "bloom_map: not that of the vocabulary"
-
-    def codes(self, words):
-        return self.bloom_map.digest[self.list_places(words)]
-
-    def special_codes(self, num_specials):
-        rows = self.bloom_map.buckets + np.arange(num_specials, dtype=np.int32)
-        return np.stack([rows] * self.bloom_map.m, 1)
-
-    def table_sizes(self, num_specials):
-        # two fields of one name: buckets of a map is R, and buckets of model.Config is R + s
-        return dict(buckets=self.bloom_map.buckets + num_specials)
 
 
 # A hash of --hash
@@ -208,7 +148,8 @@ class BitCoder(HashCoder):
     bits: int
 
     def codes(self, words):
-        return np.packbits(self.hash.bits(words, self.bits), axis=1)
+        bits = self.hash.bits(words, self.bits)  # (V, T) of 0 and 1
+        return np.packbits(bits, axis=1)
 
 
 @dataclass(kw_only=True)
@@ -219,7 +160,8 @@ class ChunkCoder(HashCoder):
     chunk: int
 
     def codes(self, words):
-        return bits_to_chunks(self.hash.bits(words, self.bits), self.chunk)
+        bits = self.hash.bits(words, self.bits)  # (V, T) of 0 and 1
+        return bits_to_chunks(bits, self.chunk)
 
 
 @dataclass(kw_only=True)
@@ -229,7 +171,8 @@ class IndexCoder(HashCoder):
     rows: int
 
     def codes(self, words):
-        return self.hash.index(words, self.rows)[:, None].astype(np.int32)
+        index = self.hash.index(words, self.rows)  # (V,)
+        return index[:, None].astype(np.int32)
 
 
 # MD5 with a seed and a key
@@ -264,7 +207,8 @@ class WeightedCoder(Coder):
         rows = sketch_index(words, self.hashes, self.rows, self.hash_seed, self.key)
         # k + 1 hash functions are independent: the last one chooses the row of importances
         more = sketch_index(words, self.hashes + 1, self.weights, self.hash_seed, self.key)
-        return np.concatenate([rows, more[:, -1:]], 1).astype(np.int32)
+        importance = more[:, -1:]  # (V, 1)
+        return np.concatenate([rows, importance], 1).astype(np.int32)
 
 
 @dataclass(kw_only=True)
@@ -281,13 +225,76 @@ class NgramCoder(Coder):
         return index.astype(np.int32)
 
 
+# A vocabulary: a word has a code by its place in it
+
+
+@dataclass(kw_only=True)
+class VocabularyCoder(Coder):
+    """What the formats of a vocabulary share. Special tokens have rows of the same table."""
+
+    vocabulary: list
+
+    def list_places(self, words):
+        """Return the place of each word in the vocabulary, int32 (V,)."""
+        place_of_word = {word: place for place, word in enumerate(self.vocabulary)}
+        return np.array([place_of_word[word] for word in words], np.int32)
+
+
+@dataclass(kw_only=True)
+class RowCoder(VocabularyCoder):
+    """The token ID: each word has a row of its own, the baseline. int32 (V, 1)."""
+
+    default_split = "bpe"  # a table has no row for a new word, so it reads pieces
+    masked_objective = "mlm"
+    special_tokens: int  # s, whose rows come first
+
+    def codes(self, words):
+        rows = self.special_tokens + self.list_places(words)  # (V,)
+        return rows[:, None]
+
+    def special_codes(self, num_specials):
+        rows = np.arange(num_specials, dtype=np.int32)  # (s,)
+        return rows[:, None]
+
+    def table_sizes(self, num_specials):
+        return dict(rows=num_specials + len(self.vocabulary))
+
+
+@dataclass(kw_only=True)
+class DigestCoder(VocabularyCoder):
+    """The m buckets of a Bloom map: int32 (V, m). [SB §2.1]
+
+    Each map has a block of R + s rows: for its R buckets, and then for special tokens.
+    """
+
+    default_split = "items"
+    is_predicted = True
+    bloom_map: BloomMap
+
+    def __post_init__(self):
+        num_words = len(self.vocabulary)
+        assert self.bloom_map.n_items == num_words, "bloom_map: not that of the vocabulary"
+
+    def codes(self, words):
+        digest = self.bloom_map.digest  # (N, m), by place in the vocabulary
+        return digest[self.list_places(words)]
+
+    def special_codes(self, num_specials):
+        rows = self.bloom_map.buckets + np.arange(num_specials, dtype=np.int32)  # (s,)
+        return np.stack([rows] * self.bloom_map.m, 1)
+
+    def table_sizes(self, num_specials):
+        # subtle: buckets is R of a map, but R + s of model.Config
+        return dict(buckets=self.bloom_map.buckets + num_specials)
+
+
 CODERS = {
-    "row": RowCoder,
-    "digest": DigestCoder,
     "bits": BitCoder,
     "chunks": ChunkCoder,
     "index": IndexCoder,
     "sketch": SketchCoder,
     "weighted": WeightedCoder,
     "ngrams": NgramCoder,
+    "row": RowCoder,
+    "digest": DigestCoder,
 }

@@ -41,13 +41,16 @@ from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS, make_splitter
 # again. A version number would leave a stale corpus wherever somebody forgets it
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [ROOT / name for name in (
-    "data/corpus.py", "data/python_source.py", "data/rows.py", "data/sources.py", "hashing.py",
-    "tokenizer.py")]
+    "data/corpus.py", "data/names.py", "data/python_source.py", "data/rows.py", "data/sources.py",
+    "hashing.py", "tokenizer.py")]
 BLOCK = 1 << 24  # token IDs in memory at a time
 
 
 def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reader):
     """Turn corpora into one array of token IDs on disk, once. [HF §3.1]
+
+    Documents that repeat, exactly or in another case, are left out of Python sources alone. In
+    other sources a held-out document may have a copy that is trained on: remove copies first.
 
     Memory holds the distinct words, where each document starts, the item sets of a table of pairs,
     a whole .json file, and for Python sources every distinct document.
@@ -150,11 +153,11 @@ def split_all(source, splitter):
     with start_workers() as pool:
         pending = deque()
         for job in jobs:
-            pending.append(pool.apply_async(split_job, (source.documents, job, splitter)))
+            pending.append(pool.submit(split_job, source.documents, job, splitter))
             if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
-                yield pending.popleft().get()
+                yield pending.popleft().result()
         for result in pending:
-            yield result.get()
+            yield result.result()
 
 
 def split_job(open_job, job, splitter):

@@ -2,12 +2,14 @@
 
     data = load_data(args, initial, is_new=True)         once, before training
     held_out = corrupt_held_out(data.batches, ...)       the batches of all evaluations
-    loader = build_loader(data.batches, ...)             the batches of each step
+    with open_loader(data.batches, ...) as loader:       the batches of each step
 
 Out of scope: what is in a batch (batches.py, items.py), how it is corrupted (objectives.py), codes
 (codes.py).
 """
 
+import contextlib
+import multiprocessing
 import signal
 from typing import NamedTuple
 
@@ -22,10 +24,12 @@ from data.items import ItemSetBatches, split_pages
 from data.neighbors import CONTROL_NAMES, describe_neighbors
 from data.rows import reader_options
 from model import Config
-from support.common import blame
+from support.common import InputError, blame, ending_children, num_cores
 from tokenizer import FIRST_WORD_ID, HashTokenizer
 
 GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
+LOADER_PATIENCE = 600  # seconds to wait for a batch, the first of an epoch of billions of words
+HAS_FORK = "fork" in multiprocessing.get_all_start_methods()  # a worker then copies no corpus
 
 
 class Data(NamedTuple):
@@ -98,8 +102,12 @@ def corrupt_held_out(batches, objective, micro, ranks):
     return [objective.corrupt_batch(batches.eval_batch(part)) for part in parts]
 
 
-def build_loader(batches, objective, steps, rows, micro, num_workers, device):
-    """Return a DataLoader that yields for each step a list of objectives.Batch, its micro-batches.
+@contextlib.contextmanager
+def open_loader(batches, objective, steps, rows, micro, num_workers, device):
+    """Return a context with a DataLoader: it yields a list of objectives.Batch for each step.
+
+    These are the micro-batches of the step. Workers that make them end with the block, even if
+    they are stuck.
 
     Args:
         batches: Batches.
@@ -118,15 +126,29 @@ def build_loader(batches, objective, steps, rows, micro, num_workers, device):
 
     is_gpu = device.type == "cuda"
     if num_workers is None:
-        num_workers = GPU_WORKERS if is_gpu else 0
+        num_workers = 0
+        if is_gpu and HAS_FORK:
+            num_workers = min(GPU_WORKERS, num_cores())
+    if num_workers > 0 and not HAS_FORK:
+        raise InputError(f"--workers: requires a system that forks processes, such as Linux, got "
+                         f"{num_workers}. Use --workers 0.")
     # the data set is the step numbers; collate_fn turns a number into its batches
-    return DataLoader(
+    loader = DataLoader(
         steps, batch_size=None, collate_fn=corrupt_step,
         num_workers=num_workers, pin_memory=is_gpu,
+        timeout=LOADER_PATIENCE if num_workers > 0 else 0,
         # a worker lives until this process ends it: it inherits the handlers of catch_signals, but
         # torch sets another for SIGTERM
         worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
-        multiprocessing_context="fork" if num_workers > 0 else None)  # fork copies no corpus
+        multiprocessing_context="fork" if num_workers > 0 else None)
+    with ending_children():
+        try:
+            yield loader
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader "):
+                raise
+            # a worker was killed, such as for lack of shared memory, or is stuck
+            raise InputError(f"--workers: {error}. Use --workers 0.") from error
 
 
 def until_signal(loader, ranks, signals):
@@ -135,7 +157,7 @@ def until_signal(loader, ranks, signals):
     A signal to one rank has to stop all of them before the same step. They can save then.
 
     Args:
-        loader: as build_loader returns it.
+        loader: as open_loader yields it.
         ranks: support.common.Ranks. Sums over the ranks are on the host: no step waits for a GPU.
         signals: list of int, which catch_signals fills.
     """

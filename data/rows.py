@@ -6,6 +6,7 @@
 Out of scope: which columns are documents (data/sources.py), texts and labels (data/tasks.py).
 """
 
+import contextlib
 import csv
 import functools
 import gzip
@@ -16,6 +17,7 @@ import os
 import re
 import sys
 
+from data.names import clean_name
 from support.common import InputError, reading
 
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
@@ -36,7 +38,7 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
             In a .txt a sep of any length cuts each line into a list.
         header: "none": a table has no header, and its columns are "1", "2", ...; "first": the
             first line is the header. None: the first line is the header, and one that looks like a
-            row is refused.
+            row, or comes again soon, is refused.
 
     Yields:
         dict, column -> value, of each row:
@@ -80,7 +82,8 @@ def parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
     open_file = gzip.open if path.lower().endswith(".gz") else open
     with open_file(path, "rb") as file:
         if ending == ".parquet":
-            from pyarrow.parquet import ParquetFile  # takes a while to import
+            with requiring("pyarrow", path):
+                from pyarrow.parquet import ParquetFile  # takes a while to import
             for batch in ParquetFile(file).iter_batches():
                 yield from batch.to_pylist()
             return
@@ -116,10 +119,9 @@ def read_lines(path, file, encoding):
         encoding = "utf-8"
     num_replaced = 0
     lines = io.TextIOWrapper(file, encoding, errors="replace", newline="\n")
-    for number, line in enumerate(lines):
+    for line in lines:
         num_replaced += line.count("\ufffd")
-        if number == 0:
-            line = line.removeprefix("\ufeff")  # a byte-order mark
+        line = line.removeprefix("\ufeff")  # a byte-order mark; joined files have several
         yield line.replace("\r\n", "\n").replace("\r", " ")
     if num_replaced > 0:
         note_once(f"warning: {path}: {num_replaced:,} characters could not be decoded and were "
@@ -168,23 +170,34 @@ def parse_table(path, table, columns, keep_damaged, header):
     """Yield the rows of a table. A few may be damaged: they have another number of cells.
 
     A raw line break cuts "a bad film,neg" into rows "a bad" and "film,neg". The second looks whole,
-    so a row after a short one is left out too.
+    so a row after a short one is left out too. Joined files have their header again in the middle:
+    rows equal to it are left out.
     """
     head = list(itertools.islice(table, 1 + PEEK))
     if not head:
         return
+    header_cells = head[0]
+    if header == "none" or columns is not None:
+        header_cells = None  # it is a row
     names, head = read_header(path, head, columns, header)
+    num_headers = 0
     damaged = []  # numbers of the rows with another number of cells
     is_after_short = False
     for number, cells in enumerate(itertools.chain(head, table), 1):
         is_whole = len(cells) == len(names)
+        is_header = cells == header_cells
+        if is_header:
+            num_headers += 1
         if not is_whole:
             damaged.append(number)
-        if is_whole and not is_after_short:
+        if is_whole and not is_header and not is_after_short:
             yield dict(zip(names, cells))
         elif keep_damaged:
             yield cells  # no dict, so read_rows yields {} for it
         is_after_short = len(cells) < len(names)  # for the next row
+    if num_headers > 0 and not keep_damaged:
+        note_once(f"warning: {path}: rows equal to the header, as in joined files: "
+                  f"{num_headers:,}. They are left out.")
     if damaged and not keep_damaged:
         message = (f"{path}: expected {len(names)} columns ({', '.join(names)}), got another "
                    f"number in {len(damaged):,} of {number:,} rows, the first in row "
@@ -208,7 +221,7 @@ def read_header(path, head, columns, header):
     Raises:
         InputError: No separator cuts the first line, or it names no columns.
     """
-    names = [name.strip() for name in head[0]]
+    names = [clean_name(name) for name in head[0]]
     if len(names) == 1 and re.search(r"[,;|\t]", names[0]):
         raise InputError(f"{path}: expected columns by comma, in a .tsv by tab, or by --sep, got "
                          f"{names[0]!r:.99}. Use --sep, for example --sep ';', or a .txt for a "
@@ -218,6 +231,11 @@ def read_header(path, head, columns, header):
     if columns is not None:
         return columns, head
     rows = head[1:]
+    if head[0] in rows and header is None:
+        raise InputError(f"{path}: expected a line of column names once, got "
+                         f"{', '.join(names):.99} again in row {rows.index(head[0]) + 1}. Use "
+                         "--header first, and such rows of joined files are left out; or --header "
+                         "none, if it is a row.")
     for place, name in enumerate(names):
         if name == "":  # the index of pandas
             continue
@@ -254,7 +272,8 @@ def read_hub(hub_id, split="train"):
     Raises:
         InputError: The data set could not be loaded.
     """
-    import datasets  # takes seconds to import
+    with requiring("datasets", hub_id):
+        import datasets  # takes seconds to import
     name, config, split = parse_hub_id(hub_id, split)
     with reading(hub_id):
         yield from datasets.load_dataset(name, config, split=split, streaming=True)
@@ -311,6 +330,16 @@ def peek_columns(rows):
             if examples.get(name) is None:
                 examples[name] = value
     return examples, itertools.chain(head, rows)
+
+
+@contextlib.contextmanager
+def requiring(package, source):
+    """Turn an ImportError of the block into an InputError. Texts and tables need no package."""
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(f"{source}: requires the package {package}, which could not be imported "
+                         f"({error}). Install it: pip install {package}") from error
 
 
 def get_ending(path):

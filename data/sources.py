@@ -19,6 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from data.batches import divide
+from data.names import clean_name
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
 from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, parse_hub_id
 from data.rows import peek_columns, read_hub, read_rows
@@ -29,7 +30,7 @@ HUB = {  # name -> data set on the hub
     "bookcorpus": "rojagtap/bookcorpus",
 }
 JOB_FILES = 64  # Python files of a job
-JOB_UNITS = 1_000_000  # characters of a job, or names in lists
+JOB_UNITS = 1_000_000  # characters of a job, or names: a second of work
 
 
 def find_sources(data, split, field, reader):
@@ -41,25 +42,27 @@ def find_sources(data, split, field, reader):
         field, reader: as in Source.
     """
     parts = data.split("+")
-    if len(parts) > 1 and os.path.exists(data):
+    if len(parts) > 1 and os.path.exists(data):  # such as c++.txt
         raise InputError(f"--data {data}: + joins sources. Use a path without +.")
     sources = []
-    contents = []
+    name_of = {}  # what is read -> its name
     for part in parts:
         source_class = choose_source(part)
         source = source_class(part, split == "items", field, reader)
         sources.append(source)
-        contents.extend(source.list_contents())
-    # a text that is read twice, such as by a link, may be held out and trained on
-    if len(set(contents)) < len(contents):
-        raise InputError(f"--data {data}: expected each file or name once.")
+        # a text that is read twice, such as by a link, may be held out and trained on
+        for content, name in source.contents().items():
+            if content in name_of:
+                raise InputError(f"--data {data}: expected each file or name once, got "
+                                 f"{name_of[content]} and {name}.")
+            name_of[content] = name
     return sources
 
 
 def choose_source(part):
     """Return the class of a part of --data."""
     if part in SOURCES or part in HUB:
-        if os.path.exists(part):
+        if os.path.exists(part):  # no silent guess
             raise InputError(f"--data {part}: expected a name or a path, got both. Use ./{part} "
                              "for the path, or rename it.")
         return SOURCES.get(part, Hub)
@@ -117,9 +120,9 @@ class Source:
     def find_paths(self):
         return []
 
-    def list_contents(self):
-        """Return names of all that is read, list. Sources with a name in common are refused."""
-        return [self.part]
+    def contents(self):
+        """Return dict, all that is read -> its name. Sources with a key in common are refused."""
+        return {self.part: self.part}
 
     @classmethod
     def documents(cls, job):
@@ -130,18 +133,20 @@ class Source:
 class RowSource(Source):
     """Rows with columns. One process reads them, and a job is a list of documents.
 
-    A subclass has open_tables() -> dict, the name of a file or data set -> an iterator of its rows.
+    A subclass has tables, list of str, the names of its files or its data set, and
+    open_table(table) -> an iterator of rows.
     """
 
     has_rows = True
 
     def jobs(self):
         read = read_sets if self.is_sets else read_texts
+        # subtle: a job is filled and forgotten, as all documents may exceed memory
         job = []
         num_units = 0
         for document in read(self):
             job.append(document)
-            num_units += len(document)
+            num_units += len(document)  # characters of a text, names of a set
             if num_units > JOB_UNITS:
                 yield job
                 job = []
@@ -159,31 +164,40 @@ class Files(RowSource):
         if os.path.isfile(self.part):
             return [self.part]
         paths = [path for path in sorted(walk_files(self.part)) if get_ending(path) in ENDINGS]
+        # two links to a file, or the file and a link, such as latest.txt, are one text
+        path_of = {}
+        for path in sorted(paths, key=os.path.islink):
+            path_of.setdefault(os.path.realpath(path), path)
+        paths = sorted(path_of.values())
         if not paths:
             raise InputError(f"--data {self.part}: expected files in {', '.join(ENDINGS)} (or "
                              f".gz), a hub ID or one of {', '.join((*SOURCES, *HUB))}. Nothing "
                              "was found there.")
         return paths
 
-    def list_contents(self):
-        return [os.path.realpath(path) for path in self.paths]
+    def contents(self):
+        return {os.path.realpath(path): path for path in self.paths}
 
-    def open_tables(self):
-        return {path: read_rows(path, **self.reader) for path in self.paths}
+    @property
+    def tables(self):
+        return self.paths
+
+    def open_table(self, path):
+        return read_rows(path, **self.reader)
 
 
 class Hub(RowSource):
     """A data set on the hub."""
 
-    def __init__(self, part, *options):
-        super().__init__(part, *options)
-        self.hub_id = HUB.get(part, part)
+    @property
+    def tables(self):
+        return [HUB.get(self.part, self.part)]
 
-    def list_contents(self):
-        return [parse_hub_id(self.hub_id)]
+    def contents(self):
+        return {parse_hub_id(table): table for table in self.tables}
 
-    def open_tables(self):
-        return {self.part: read_hub(self.hub_id)}
+    def open_table(self, hub_id):
+        return read_hub(hub_id)
 
 
 class PythonTexts(Source):
@@ -236,25 +250,61 @@ SOURCES = {
 
 def read_texts(source):
     """Yield the texts of a RowSource, without empty ones."""
-    for table, number, [text] in read_cells(source, choose_columns):
-        if text is not None and not isinstance(text, str):
-            raise InputError(f"{table}, row {number:,}: expected text, got {text!r:.60}. Use "
-                             "--field for another column, --split items for lists.")
-        if text:
-            yield text
+    for table in source.tables:
+        for number, [text] in read_cells(source, table, choose_columns):
+            # a number is no text: the column may be a wrong one
+            if text is not None and not isinstance(text, str):
+                raise InputError(f"{table}, row {number:,}: expected text, got {text!r:.60}. Use "
+                                 "--field for another column, --split items for lists.")
+            if text:
+                yield text
 
 
 def read_sets(source):
-    """Yield the item sets of a RowSource, without empty ones: a cell, or the items of a page."""
+    """Yield the item sets of a RowSource, lists, without empty ones."""
+    # --field SET,ITEM: each row has one item
     if source.field is not None and len(list_names(source.field)) == 2:
         yield from read_pairs(source)
         return
-    for table, number, [items] in read_cells(source, choose_corpus_columns):
-        if items is not None and not isinstance(items, str) and not is_names(items):
-            raise InputError(f"{table}, row {number:,}: expected names or whole numbers, got "
-                             f"{items!r:.60}. Use --field for another column.")
-        if items:
+    # Otherwise each row has a set. All sets of a table have one form, lists or texts
+    for table in source.tables:
+        split = choose_split(source, table)
+        for number, [items] in read_cells(source, table, choose_set_columns):
+            if items in (None, "", []):
+                continue
+            is_good = is_names(items) if split is None else isinstance(items, str)
+            if not is_good:
+                raise InputError(f"{table}, row {number:,}: expected in all rows lists of names or "
+                                 f"whole numbers, or in all rows texts, got {items!r:.60}. Use "
+                                 "--field for another column.")
+            if split is not None:
+                items = split(items)
             yield items
+
+
+def choose_split(source, table):
+    """Return the function that splits the sets of a table into names; None if they are lists.
+
+    Tabs in any of the sets decide for all: then "olive oil" is one name, and else it is two. So a
+    table of texts is read twice.
+    """
+    example = ""
+    for _, [items] in read_cells(source, table, choose_set_columns):
+        if items in (None, ""):
+            continue
+        if not isinstance(items, str):
+            break
+        if "\t" in items:  # names may have spaces
+            return lambda text: text.split("\t")
+        if example == "":
+            example = items
+    if example == "":
+        return None
+    # names split by commas alone would get commas at their ends
+    if "," in example:
+        raise InputError(f"{table}: expected item sets, names split by tabs or spaces, got "
+                         f"{example!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
+    return str.split
 
 
 def read_pairs(source):
@@ -262,39 +312,40 @@ def read_pairs(source):
 
     A page may be in several files.
     """
+    # rows of a page need not be neighbors, so the whole table is in memory
     pages = defaultdict(list)  # page -> its items
-    for table, number, cells in read_cells(source, choose_set_columns):
-        page, item = cells
-        if page in (None, "") or not is_names(cells):
-            raise InputError(f"{table}, row {number:,}: expected names or whole numbers of a set "
-                             f"and an item, got {cells!r:.60}. Use --field SET,ITEM.")
-        pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
+    for table in source.tables:
+        for number, cells in read_cells(source, table, choose_set_columns):
+            page, item = cells
+            if page in (None, "") or not is_names(cells):  # an item without a page is in no set
+                raise InputError(f"{table}, row {number:,}: expected names or whole numbers of a "
+                                 f"set and an item, got {cells!r:.60}. Use --field SET,ITEM.")
+            pages[clean_name(str(page))].append(item)  # "1" in a table and 1 in JSON are one page
     yield from pages.values()
 
 
-def read_cells(source, choose):
-    """Yield of each row: its table, str; its number, from 1; its cells in the chosen columns, list.
+def read_cells(source, table, choose):
+    """Yield the number of each row, from 1, and its cells in the columns of the documents, list.
 
     Args:
         source: RowSource.
-        choose: choose_columns or another function of a table's name, an example of each column
-            and a field, which returns names of columns.
+        table: str, one of source.tables.
+        choose: choose_columns or choose_set_columns.
     """
-    for table, rows in source.open_tables().items():
-        examples, rows = peek_columns(rows)
-        if not examples:
-            continue
-        columns = choose(table, examples, source.field)
-        if columns != ["text"]:
-            note_once(f"columns: {', '.join(columns)} of {source.part}")
-        num_incomplete = 0
-        for number, row in enumerate(rows, 1):
-            if not set(columns) <= set(row):
-                num_incomplete += 1
-            yield table, number, [row.get(name) for name in columns]
-        if num_incomplete > 0:
-            note_once(f"warning: {table}: {num_incomplete:,} of {number:,} rows have no "
-                      f"{', '.join(columns)}.")
+    examples, rows = peek_columns(source.open_table(table))
+    if not examples:
+        return
+    columns = choose(table, examples, source.field)
+    if columns != ["text"]:  # a choice that the user should see
+        note_once(f"columns: {', '.join(columns)} of {source.part}")
+    num_incomplete = 0
+    for number, row in enumerate(rows, 1):
+        if not set(columns) <= set(row):
+            num_incomplete += 1
+        yield number, [row.get(name) for name in columns]
+    if num_incomplete > 0:
+        note_once(f"warning: {table}: {num_incomplete:,} of {number:,} rows have no "
+                  f"{', '.join(columns)}.")
 
 
 def is_names(value):
@@ -326,6 +377,7 @@ def choose_columns(table, examples, field=None, flag="--field"):
         names = ["text"]
     else:
         names = [name for name in examples if isinstance(examples[name], str)]
+    # several columns of strings are refused: one of them may be the label
     if len(names) != 1 or names[0] not in examples:
         expected = "one column of text" if field is None else f"column {field}"
         raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {flag} "
@@ -362,13 +414,3 @@ def choose_set_columns(table, examples, field=None, flag="--field"):
         raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. {advice}, or "
                          "a .txt file with a set a line.")
     return names
-
-
-def choose_corpus_columns(table, examples, field):
-    """Return choose_set_columns; InputError if commas seem to divide a set that is one str."""
-    [name] = choose_set_columns(table, examples, field)
-    items = examples[name]
-    if isinstance(items, str) and "," in items and "\t" not in items:
-        raise InputError(f"{table}: expected item sets, names split by tabs or spaces, got "
-                         f"{items!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
-    return [name]

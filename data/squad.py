@@ -3,7 +3,7 @@
 Sources:
     [SQ] Rajpurkar et al. 2018, SQuAD 2.0
     [BERT] Devlin et al. 2019, and its code, run_squad.py
-Out of scope: training (finetune.py); tasks with one label per text (data/tasks.py).
+Out of scope: training (finetune.py); tasks with one label per text (data/classification.py).
 Deviations:
     1. Words of the question are no candidates for an answer, neither in training nor after it.
     2. A word in several windows counts in each, not only where it has most context around it.
@@ -37,13 +37,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from data.classification import parse_rows, read_records
 from data.rows import note_once
-from data.tasks import Task, parse_rows, read_records, split_train
 from support.common import InputError, reading, send
 from tokenizer import build_inputs
 
 V2 = "squad_v2"  # questions may have no answer
-SQUAD = {"squad": "v1.1", V2: "v2.0"}
+VERSIONS = {"squad": "v1.1", V2: "v2.0"}
 MAX_ANSWER = 30  # words of the longest answer, max_answer_length of run_squad.py
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -53,37 +53,32 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Files and the hub to rows
 
 
-def read_squad(name, args):
-    """Read the questions of --train and --dev, or of the original files, or from the hub.
+def read_squad(task, args, split):
+    """Read the questions of --train or --dev, or of the original files, or from the hub.
 
     Args:
-        name: str, a key of SQUAD.
-        args: Namespace with the flags train, dev, data_dir, limit, select, and of the reader.
+        task: data.tasks.Task, whose name is a key of VERSIONS.
+        args: Namespace with the flags train, dev and data_dir, and those of the reader of files.
+        split: str, train or dev.
 
     Returns:
-        Task; and dict, split -> rows: train, select unless it is empty, and dev. A row is
-        ((question, context), answers), a list of (text, the character where it starts).
+        list of rows ((question, context), answers): a list of (text, the character where it
+        starts).
 
     Raises:
         InputError: a file cannot be read, or is not as SQuAD.
     """
-    task = Task(["question", "context"], None, ["f1"], "answers", name=name)
-    splits = {}
-    for split, path in (("train", args.train), ("dev", args.dev)):
-        original = f"{split}-{SQUAD[name]}.json"
-        records, source = read_records(args, split, path, original, f"rajpurkar/{name}")
-        with reading(source):
-            questions = list(list_questions(records))
-        rows = parse_rows(questions, task, source, parse_answers)
-        # v1 has no score for "no answer": such a question could not be answered right
-        if name != V2 and not all(answers for _, answers in rows):
-            raise InputError(f"{source}: expected an answer to each question. Use --task squad_v2.")
-        if split == "train":
-            rows = drop_misplaced(rows, source)
-        splits[split] = rows
-    # questions about one context, the second text, stay together
-    train = split_train(splits["train"], args, group_of=lambda texts: texts[1])
-    return task, train | dict(dev=splits["dev"])
+    original = f"{split}-{VERSIONS[task.name]}.json"
+    records, source = read_records(args, split, original, f"rajpurkar/{task.name}")
+    with reading(source):
+        questions = list(list_questions(records))
+    rows = parse_rows(questions, task, source, parse_answers)
+    # v1 has no score for "no answer": such a question could not be answered right
+    if task.name != V2 and not all(answers for _, answers in rows):
+        raise InputError(f"{source}: expected an answer to each question. Use --task squad_v2.")
+    if split == "train":
+        rows = drop_misplaced(rows, source)
+    return rows
 
 
 def list_questions(records):
@@ -163,7 +158,7 @@ class QuestionAnswering:
     """Questions and contexts as token IDs. A long context is read in windows that overlap.
 
     Args:
-        task: Task, as read_squad returns it. Questions of squad_v2 may have no answer.
+        task: data.tasks.Task. Questions of squad_v2 may have no answer.
         rows: list of ((question, context), answers), one split.
         tokenizer: HashTokenizer, which learns the words.
         length: int, L.
@@ -176,7 +171,8 @@ class QuestionAnswering:
     """
 
     head = "span"
-    num_outputs = 2
+    num_outputs = 2  # a score as the start of the answer, and one as its end
+    has_control = False  # a bag of words does not know where in the text a word stands
 
     def __init__(self, task, rows, tokenizer, length):
         self.task = task
@@ -237,13 +233,55 @@ class QuestionAnswering:
         return np.array(scores)
 
     def majority(self, train):
-        """Return the F1 in percent of giving no answer, as SequenceClassification.majority does."""
+        """Return the score in percent that needs no model: F1 of giving no answer."""
         scores = self.score([""] * len(self))  # (n, 2)
         return 100 * float(scores[:, 1].mean())
 
 
 # --------------------------------------------------------------------------------------------------
 # Texts to windows, and answers to positions
+
+
+class Window(NamedTuple):
+    """Token IDs of a question and the words start .. stop-1 of its context.
+
+    ids[offset] is word `start` of the context, ids[offset + 1] the next one.
+    """
+
+    ids: np.ndarray  # int32 (L at most,)
+    offset: int
+    start: int
+    stop: int
+
+
+def sliding_windows(question, context, length):
+    """Cut a long context into overlapping windows, each behind the question. [BERT run_squad.py]
+
+    Every word of the context is in some window.
+
+    Args:
+        question, context: int32 (n,) and (m,), token IDs. A question is cut to half of the room.
+        length: int, L, at least 8: two words of each.
+
+    Returns:
+        list of Window.
+    """
+    if length < 8:
+        raise ValueError(f"length: expected 8 or more, got {length}.")
+    # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
+    question = question[:(length - 4) // 2]
+    room = length - 4 - len(question)
+    # words between starts, never more than room. run_squad.py uses 128 where L is 384
+    stride = length // 3
+    windows = []
+    start = 0
+    while True:
+        stop = min(start + room, len(context))
+        ids, _ = build_inputs(question, context[start:stop], length)
+        windows.append(Window(ids, len(question) + 3, start, stop))
+        if stop == len(context):
+            return windows
+        start += stride
 
 
 def cut_windows(pairs, tokenizer, length):
@@ -367,16 +405,20 @@ def find_answers(pairs, windows, spans, batches, allow_no_answer):
             null[number] = min(null[number], nulls[i])
             if scores[i] > best[number]:
                 best[number] = scores[i]
-                shift = window.offset - window.start  # from words to positions
-                start, _ = spans[number][firsts[i] - shift]  # in characters
-                _, end = spans[number][lasts[i] - shift]
                 _, context = pairs[number]
-                # a piece of BPE begins with the space before it
-                texts[number] = context[start:end].strip()
+                texts[number] = read_span(context, spans[number], window, firsts[i], lasts[i])
     margins = best - null
     if allow_no_answer:
         texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
     return texts, margins
+
+
+def read_span(context, spans, window, first, last):
+    """Return the text of a context from position `first` of a window to position `last`."""
+    shift = window.offset - window.start  # from words to positions
+    start, _ = spans[first - shift]  # in characters
+    _, end = spans[last - shift]
+    return context[start:end].strip()  # a piece of BPE begins with the space before it
 
 
 def best_spans(logits, is_context, max_words):
@@ -446,48 +488,3 @@ def exact_and_f1(answer, truths, allow_no_answer=True):
             f1 = float(allow_no_answer and answer == truth)
         best_f1 = max(best_f1, f1)
     return float(answer in truths), best_f1
-
-
-# A long context to windows
-
-
-class Window(NamedTuple):
-    """Token IDs of a question and the words start .. stop-1 of its context.
-
-    ids[offset] is word `start` of the context, ids[offset + 1] the next one.
-    """
-
-    ids: np.ndarray  # int32 (L at most,)
-    offset: int
-    start: int
-    stop: int
-
-
-def sliding_windows(question, context, length):
-    """Cut a long context into overlapping windows, each behind the question. [BERT run_squad.py]
-
-    Every word of the context is in some window.
-
-    Args:
-        question, context: int32 (n,) and (m,), token IDs. A question is cut to half of the room.
-        length: int, L, at least 8: two words of each.
-
-    Returns:
-        list of Window.
-    """
-    if length < 8:
-        raise ValueError(f"length: expected 8 or more, got {length}.")
-    # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
-    question = question[:(length - 4) // 2]
-    room = length - 4 - len(question)
-    # words between starts, never more than room. run_squad.py uses 128 where L is 384
-    stride = length // 3
-    windows = []
-    start = 0
-    while True:
-        stop = min(start + room, len(context))
-        ids, _ = build_inputs(question, context[start:stop], length)
-        windows.append(Window(ids, len(question) + 3, start, stop))
-        if stop == len(context):
-            return windows
-        start += stride

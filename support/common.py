@@ -9,15 +9,22 @@ import dataclasses
 import datetime
 import gc
 import hashlib
+import importlib.util
 import io
 import json
 import multiprocessing
 import os
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import sysconfig
+import time
 import traceback
 import uuid
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +36,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 FORMAT = 6  # checkpoints of another format are refused
 COMPILERS = ("c++", "g++", "clang++", "cl")  # what torch.compile looks for
+TRITON_CAPABILITY = (7, 0)  # of CUDA: Volta and later
+MAX_WORKERS = 8  # where processes are not forked each one imports torch, for seconds
+# What ends a run besides Ctrl-C and SIGTERM, where the system has it: a closed terminal, Slurm's
+# warning before the time is over, Ctrl-Break
+OTHER_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGBREAK")
+RENAME_WAITS = (0.1, 0.5, 2.0)  # seconds between two tries
 
 
 # -----------------------------------------------------------------------------
@@ -109,6 +122,13 @@ def at_least(minimum, kind=int, maximum=2**31 - 1):
     return number
 
 
+def quote_command(words):
+    """Return a command, a list of str, as the shell of this system takes it."""
+    if sys.platform == "win32":
+        return subprocess.list2cmdline(words)
+    return shlex.join(words)
+
+
 def make_parser(script, doc, **options):
     """Return an ArgumentParser whose --help begins with the commands in doc, a file's docstring."""
     commands = (doc or "").split("\nSources")[0]  # python -OO has no doc
@@ -124,7 +144,7 @@ def make_parser(script, doc, **options):
 def add_device_flags(add):
     """Add --device, --dtype and --compile, without defaults, by `add`, a parser's add_argument."""
     add("--device", metavar="NAME",
-        help="cpu, cuda, or auto: CUDA if present (default: auto)")
+        help="cpu, cuda, or auto: CUDA if present; mps and xpu are not tested (default: auto)")
     add("--dtype", choices=("auto", "float32", "bfloat16"),
         help="dtype of matrix products; auto: bfloat16 where the hardware has it (default: auto)")
     add("--compile", action=argparse.BooleanOptionalAction,
@@ -161,18 +181,52 @@ def resolve_device(args, local_rank=0):
     dtype = args.dtype
     if dtype == "auto":
         dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
+
+    is_quiet = local_rank > 0 or vars(args).get("quiet", False)
+    if args.device == "auto" and device.type == "cpu" and shutil.which("nvidia-smi"):
+        if not is_quiet:
+            print("note: found nvidia-smi, but this PyTorch uses no GPU. pytorch.org has the "
+                  "command that installs one with CUDA", file=sys.stderr)
+
+    # By default pretrain.py compiles on CUDA, where that is possible
     use_compile = args.compile
     if use_compile is None:
         use_compile = device.type == "cuda"
-    if use_compile and not any(shutil.which(name) for name in COMPILERS):
-        raise InputError("--compile: requires a C++ compiler, such as g++. Use --no-compile.")
+    missing_part = find_missing_part(device) if use_compile else None
+    if missing_part is not None:
+        if args.compile:
+            raise InputError(f"--compile: requires {missing_part}. Use --no-compile.")
+        use_compile = False
+        if not is_quiet:
+            print(f"note: runs slower, without torch.compile, which requires {missing_part}",
+                  file=sys.stderr)
     return Runtime(device, dtype, use_compile)
+
+
+def find_missing_part(device):
+    """Return what torch.compile needs and does not find here, str, or None."""
+    if not any(shutil.which(name) for name in COMPILERS):
+        return "a C++ compiler, such as g++"
+    if sys.platform == "linux":
+        header = Path(sysconfig.get_path("include"), "Python.h")
+        if not header.exists():
+            return f"{header}, which is in the package python3-dev"
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "Triton, which is here for Linux alone"
+        if torch.cuda.get_device_capability(device) < TRITON_CAPABILITY:
+            return "a GPU of compute capability 7.0, for Triton"
+    return None
 
 
 def has_fast_bfloat16(device):
     """Return whether a device multiplies bfloat16 in hardware, as far as PyTorch can say."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    # PyTorch cannot say it of other devices. On the CPU oneDNN makes use of it. Builds for macOS
+    # lack oneDNN, and there bfloat16 is ten times slower than float32
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
     if not hasattr(torch.cpu, "get_capabilities"):  # torch 2.8 cannot say
         return False
     features = torch.cpu.get_capabilities()
@@ -185,12 +239,13 @@ def autocast(device, dtype):
 
 
 def send(tensor, device):
-    """Return a tensor on a device, or None for None. The CPU does not wait for the copy."""
+    """Return a tensor on a device, or None for None. The CPU does not wait for a copy to CUDA."""
     if tensor is None:
         return None
     if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        return tensor.pin_memory().to(device, non_blocking=True)
+    # subtle: others must wait. The memory may be freed before they have read it
+    return tensor.to(device)
 
 
 # -----------------------------------------------------------------------------
@@ -214,8 +269,15 @@ class Ranks:
     """
 
     def __init__(self):
-        self.rank = int(os.environ.get("RANK", 0))
         self.world = int(os.environ.get("WORLD_SIZE", 1))
+        if self.world > 1:
+            for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+                if name not in os.environ:
+                    raise InputError(f"WORLD_SIZE: requires {name}, which torchrun sets. Use "
+                                     "torchrun, or unset WORLD_SIZE.")
+            if not dist.is_available():
+                raise InputError("torchrun: requires a PyTorch with torch.distributed. Use python.")
+        self.rank = int(os.environ.get("RANK", 0))
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.is_first = self.rank == 0
 
@@ -232,7 +294,7 @@ class Ranks:
 
     def __exit__(self, error_class, error, trace):
         """Leave the other ranks, after connect, whatever has ended the block."""
-        if not dist.is_initialized():
+        if self.world == 1 or not dist.is_initialized():
             return
         # subtle: the result of wrap must be freed before the process group, or its destructor can
         # deadlock. After an error the traceback keeps the variables of all functions: clear those
@@ -294,22 +356,68 @@ def num_cores():
     return os.cpu_count()
 
 
+@contextlib.contextmanager
 def start_workers():
-    """Return a multiprocessing.Pool on all cores. Ctrl-C interrupts this process alone."""
+    """Return a context with a ProcessPoolExecutor on all cores, eight at most.
+
+    Ctrl-C interrupts this process alone, and then ends the others, whatever they are doing.
+    """
     # each worker begins with signal.signal(SIGINT, SIG_IGN)
-    return multiprocessing.Pool(num_cores(), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    pool = ProcessPoolExecutor(
+        min(num_cores(), MAX_WORKERS),
+        initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    with ending_children():
+        try:
+            yield pool
+        except BrokenProcessPool as error:
+            raise InputError("worker process: ended early. Its error is above; without one it was "
+                             "killed. Use a machine with more memory.") from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def ending_children():
+    """Kill the processes that the block has started, however it ends.
+
+    Python waits for them when it exits, which is forever if one is stuck.
+    """
+    before = multiprocessing.active_children()
+    try:
+        yield
+    finally:
+        for child in multiprocessing.active_children():
+            if child not in before:
+                # subtle: a DataLoader hears of the end of its worker, and raises an error here
+                with contextlib.suppress(RuntimeError):
+                    child.kill()
+                    child.join()
 
 
 @contextlib.contextmanager
 def catch_signals():
-    """Collect SIGTERM and Ctrl-C in the list that the block receives, instead of ending at once."""
+    """Collect SIGTERM, Ctrl-C and OTHER_SIGNALS in the list that the block receives.
+
+    The block reads the list between two steps. A second SIGTERM or Ctrl-C does not wait for that,
+    and raises KeyboardInterrupt.
+    """
     caught = []
+    urgent = [signal.SIGTERM, signal.SIGINT]
 
     def catch(number, frame):
+        is_second = number in urgent and any(other in urgent for other in caught)
         caught.append(number)
+        if is_second:
+            raise KeyboardInterrupt
 
+    numbers = list(urgent)
+    for name in OTHER_SIGNALS:
+        number = getattr(signal, name, None)
+        # nohup ignores SIGHUP, and so do we then
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            numbers.append(number)
     handlers = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in numbers:
         handlers[number] = signal.signal(number, catch)
     try:
         yield caught
@@ -333,11 +441,26 @@ def lock_output(folder, rank=0):
     if rank > 0:
         return contextlib.nullcontext()
     os.makedirs(folder, exist_ok=True)
-    lock = FileLock(os.path.join(folder, ".lock"))
     try:
-        return lock.acquire(timeout=0)
+        return acquire_lock(os.path.join(folder, ".lock"), "--out", timeout=0)
     except Timeout as error:
         raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
+
+
+def acquire_lock(path, flag, timeout=-1):
+    """Return a context that holds the lock file at path, made for the folder of a flag.
+
+    Raises:
+        InputError: The file system has no locks, such as some network file systems.
+        Timeout: Another process holds it after so many seconds; -1: wait for it.
+    """
+    try:
+        return FileLock(path).acquire(timeout=timeout)
+    except Timeout:
+        raise
+    except (OSError, NotImplementedError) as error:
+        raise InputError(f"{path}: could not be locked ({error}). Use {flag} on a local "
+                         "disk.") from error
 
 
 def remove(path):
@@ -346,6 +469,17 @@ def remove(path):
         shutil.rmtree(path)
     else:
         Path(path).unlink(missing_ok=True)
+
+
+def rename(old_path, new_path):
+    """Rename a file or folder. Try again where a scanner of Windows, or NFS, holds it a moment."""
+    for seconds in RENAME_WAITS:
+        try:
+            os.replace(old_path, new_path)
+            return
+        except PermissionError:
+            time.sleep(seconds)
+    os.replace(old_path, new_path)
 
 
 @contextlib.contextmanager
@@ -361,7 +495,10 @@ def replacing(path, ending="tmp"):
     remove(temporary)  # left by a process that was killed
     try:
         yield temporary
-        os.replace(temporary, path)
+        if os.path.isdir(path):  # built meanwhile by a process that its lock did not stop
+            remove(temporary)
+        else:
+            rename(temporary, path)
     except BaseException:  # Ctrl-C too. A full disk would stay full
         remove(temporary)
         raise
@@ -375,7 +512,7 @@ def build_once(path, build, *args):
         build: function of a temporary path and args, which makes it there.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with FileLock(path + ".lock"):
+    with acquire_lock(path + ".lock", "--cache"):
         if not os.path.exists(path):
             with replacing(path) as temporary:
                 build(temporary, *args)

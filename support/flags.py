@@ -22,7 +22,7 @@ from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
 from hashing import HASHES
 from model import CHOICES, PRESETS, Config, Model
-from objectives import OBJECTIVES, SampledWords
+from objectives import OBJECTIVES
 from support.common import InputError, Ranks, add_device_flags, at_least, blame, find_checkpoint
 from support.common import load_checkpoint, make_parser, reading
 from tokenizer import SPLITS, SUBWORDS
@@ -201,7 +201,9 @@ def derive_settings(args, fixed):
 
 def list_conditional():
     """Return the flags that some settings do not read, a set: check_flags refuses them there."""
-    flags = {"short", "mask", "noise", "samples"}
+    flags = {"short"}
+    for objective in OBJECTIVES.values():
+        flags.update(objective.options)
     for coder in CODERS.values():
         for hash_class in HASHES.values():
             flags |= coder.list_flags(hash_class)
@@ -225,9 +227,7 @@ def check_flags(args, flags):
         effective.add("vocab")
     if args.order:
         effective.add("short")
-    effective.add("noise" if args.head == "sr" else "mask")
-    if issubclass(OBJECTIVES[args.objective], SampledWords):
-        effective.add("samples")
+    effective.update(OBJECTIVES[args.objective].options)
     conditional = list_conditional()
     for name in flags:
         if name in conditional and name not in effective:

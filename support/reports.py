@@ -5,12 +5,12 @@ Out of scope: when it is printed (pretrain.py, log.py), figures (plot.py).
 
 import datetime
 import math
-import shlex
 from typing import NamedTuple
 
 import torch
 
 from model import count_parameters
+from support.common import quote_command
 from tokenizer import FIRST_WORD_ID
 
 
@@ -116,4 +116,4 @@ def describe_next(folder, data):
         example = "the cat sat mat the on"
     else:
         example = "the cat sat on the [MASK]"
-    return "Next: " + shlex.join(["python", "infer.py", "--ckpt", folder, example])
+    return "Next: " + quote_command(["python", "infer.py", "--ckpt", folder, example])

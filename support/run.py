@@ -2,7 +2,7 @@
 
     saved = load_saved("out/proj-lsh")                 the checkpoint to continue, or {}
     check_same_run(saved, facts, "out/proj-lsh")       raises if it is of another run
-    run = Run("out/proj-lsh", facts, data, "float32", log, is_writer=True)
+    run = Run("out/proj-lsh", facts, data, kinds, "float32", log, is_writer=True)
     run.restore(saved, model, optimizer)               where the checkpoint ends
     run.save("best.pt", model)
 
@@ -82,6 +82,7 @@ class Run:
         folder: str, --out.
         facts: dict, as list_facts returns it.
         data: data.loading.Data, whose words go into the checkpoints.
+        kinds: dict or None, those of the objective, which infer.py prints.
         dtype: str, that of matrix products.
         log: log.Log. A checkpoint knows how long its file is.
         is_writer: bool, whether this rank writes.
@@ -91,10 +92,10 @@ class Run:
         best: float, the lowest eval_loss so far.
     """
 
-    def __init__(self, folder, facts, data, dtype, log, is_writer):
+    def __init__(self, folder, facts, data, kinds, dtype, log, is_writer):
         self.folder = folder
         self.parts = dict(  # what all checkpoints have in common
-            run=facts, dtype=dtype, tokenizer=data.tokenizer.state(),
+            run=facts, dtype=dtype, kinds=kinds, tokenizer=data.tokenizer.state(),
             words=data.corpus.frequent(NEAR_WORDS))
         self.log = log
         self.is_writer = is_writer

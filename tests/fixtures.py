@@ -1,5 +1,6 @@
 """Fixtures of all tests: no network, a fixed seed, and data and tiny models made once a session."""
 
+import gzip
 import json
 import os
 import random
@@ -14,6 +15,7 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pretrain  # noqa: E402
+from data.corpus import Corpus, prepare  # noqa: E402
 from hashing import NgramLSH  # noqa: E402
 from tests.helpers import SMALL, SMALL_SETS, make_words  # noqa: E402
 from tokenizer import BPE  # noqa: E402
@@ -91,6 +93,32 @@ def lsh():
 def bpe():
     texts = ["the cat sat on the mat, the cats sat there"] * 50
     return BPE.train(lambda: texts, size=300)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a file below tmp_path: bytes, or text, zipped for .gz."""
+    def write(name, content):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            content = content.encode()
+            if name.endswith(".gz"):
+                content = gzip.compress(content)
+        path.write_bytes(content)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Return a function that prepares data and loads it."""
+    def load(data, split="regex", **options):
+        folder = prepare(str(data), split, str(tmp_path / "cache"), quiet=True, **options)
+        return Corpus(folder)
+
+    return load
 
 
 def trained_folder(name, data, flags):

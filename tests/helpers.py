@@ -17,7 +17,7 @@ from bench import harness
 from bloom import BloomMap
 from model import Config, Model
 from support.common import load_checkpoint
-from tokenizer import FIRST_WORD_ID, make_tokenizer
+from tokenizer import FIRST_WORD_ID, SEP, make_tokenizer
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -45,6 +45,15 @@ def write_table(path, rows):
         for row in rows:
             print(*row, sep=separator, file=file)
     return str(path)
+
+
+def list_pages(corpus):
+    """Return the documents of a corpus as list of list[str], by its IDs and its offsets."""
+    pages = []
+    for start, stop in zip(corpus.offsets[:-1], corpus.offsets[1:]):
+        assert corpus.ids[stop - 1] == SEP
+        pages.append([corpus.words[i - FIRST_WORD_ID] for i in corpus.ids[start:stop - 1]])
+    return pages
 
 
 def run_main(main, *argv):

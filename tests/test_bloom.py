@@ -14,6 +14,7 @@ import torch
 import bloom
 from bloom import BloomMap, ItemMap, beam_search, beam_search_reference, coherent_map, exhaustive
 from bloom import hash_logp, item_vectors
+from tests.helpers import ROOT
 
 # Bloom maps
 
@@ -192,17 +193,28 @@ def random_case(rng, case, has_ties=False):
     return bloom_map, logp, k, beam, exclude
 
 
+def random_prior(bloom_map, seed, has_ties=False):
+    """Return prior (N,): normal numbers, or -1, 0 and 1, of which many items have the largest."""
+    generator = torch.Generator().manual_seed(seed)
+    prior = 2 * torch.randn(bloom_map.n_items, generator=generator, dtype=torch.float64)
+    if has_ties:
+        prior = prior.round().clamp(-1, 1)
+    return prior
+
+
+@pytest.mark.parametrize("has_prior", [False, True])
 @pytest.mark.parametrize("score", [*bloom.SCORES, "first twice"])
-def test_beam_search_matches_reference(score, monkeypatch):
+def test_beam_search_matches_reference(score, has_prior, monkeypatch):
     """[SB §2.5 Alg.1] in plain loops: the same scores, items and certificates."""
     monkeypatch.setitem(bloom.SCORES, "first twice", weigh_first)  # as a user of the file does
     rng = np.random.default_rng(1)
     for case in range(60):
         bloom_map, logp, k, beam, exclude = random_case(rng, case)
-        result = beam_search(logp, bloom_map, k, beam, 1, score, exclude)
+        prior = random_prior(bloom_map, case) if has_prior else None
+        result = beam_search(logp, bloom_map, k, beam, 1, score, exclude, prior)
         for p, (ids, scores, certified, _) in enumerate(zip(*result)):
             expected_ids, expected_scores, is_certified = beam_search_reference(
-                logp[p], bloom_map, k, beam, score, exclude[p].tolist())
+                logp[p], bloom_map, k, beam, score, exclude[p].tolist(), prior)
             assert scores.tolist() == expected_scores
             assert certified == is_certified
             # elsewhere items tie, and come in any order
@@ -233,18 +245,21 @@ def test_search_certifies_that_items_outside_have_probability_zero():
     assert is_certified
 
 
+@pytest.mark.parametrize("has_prior", [False, True])
 @pytest.mark.parametrize("score", bloom.SCORES)
-def test_beam_search_certifies_only_the_best_items(score):
+def test_beam_search_certifies_only_the_best_items(score, has_prior):
     """[SB §2.5 Alg.1] Certified scores are those of the exhaustive search, which has no beam."""
     rng = np.random.default_rng(0)
     num_wrong = 0  # without a certificate
     num_partial = 0  # certified without scoring all
     for case in range(300):
-        bloom_map, logp, k, beam, exclude = random_case(rng, case, has_ties=case % 3 == 0)
-        _, best = exhaustive(logp, bloom_map, k, score, exclude)
+        has_ties = case % 3 == 0
+        bloom_map, logp, k, beam, exclude = random_case(rng, case, has_ties)
+        prior = random_prior(bloom_map, case, has_ties) if has_prior else None
+        _, best = exhaustive(logp, bloom_map, k, score, exclude, prior)
         for rounds in (1, 2, None):
             ids, scores, certified, num_scored = beam_search(
-                logp, bloom_map, k, beam, rounds, score, exclude)
+                logp, bloom_map, k, beam, rounds, score, exclude, prior)
             assert torch.equal(ids < 0, scores == -torch.inf)
             is_best = (scores == best).all(1)
             assert (is_best | ~certified).all()
@@ -254,6 +269,70 @@ def test_beam_search_certifies_only_the_best_items(score):
         assert certified.all()  # rounds=None
     assert num_wrong > 200  # else the cases were too easy
     assert num_partial > 300
+
+
+# The prior
+
+
+def test_exhaustive_search_adds_the_prior_to_each_item():
+    bloom_map = BloomMap(12, 3)
+    logp = torch.randn(1, 2, 4).log_softmax(-1)
+    prior = torch.arange(12.0) / 5
+    expected = []
+    for item, (first, second) in enumerate(bloom_map.digest):
+        value = logp[0, 0, first] + logp[0, 1, second] + prior[item]
+        expected.append(value.item())
+    ids, scores = exhaustive(logp, bloom_map, 12, prior=prior)
+    assert scores[0].tolist() == pytest.approx(sorted(expected, reverse=True))
+    assert scores[0].tolist() == pytest.approx([expected[item] for item in ids[0]])
+
+
+def test_popularity_prior_makes_a_model_that_knows_nothing_rank_items_by_frequency():
+    """It predicts each bucket by its frequency. Then score + prior is log P(item), in both maps."""
+    counts = np.random.default_rng(0).integers(0, 50, 901)
+    for bloom_map in (BloomMap(901, 7, m=3), ItemMap(np.arange(1802).reshape(901, 2) % 31, 40)):
+        P = torch.from_numpy((counts + 1) / (counts + 1).sum())  # (N,)
+        frequency = torch.zeros(bloom_map.m, bloom_map.buckets, dtype=P.dtype)
+        for j, column in enumerate(bloom_map.digest.T):
+            frequency[j].index_add_(0, torch.from_numpy(column), P)
+        prior = bloom.popularity_prior(counts, bloom_map)
+        logp = frequency.log().unsqueeze(0)  # -inf for a bucket without items
+        _, scores, certified, _ = beam_search(logp, bloom_map, 20, rounds=None, prior=prior)
+        assert certified.item()
+        expected = P.log().topk(20).values
+        torch.testing.assert_close(scores[0], expected, rtol=0, atol=1e-5)
+
+
+def test_popularity_prior_matches_docstring_example():
+    bloom_map = ItemMap(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]), 2)  # of a b c d
+    prior = bloom.popularity_prior([8, 0, 0, 0], bloom_map)
+    assert prior.exp().tolist() == pytest.approx([1.08, 0.6, 0.6, 3])
+    assert "exp(prior)    1.08   0.60   0.60   3.00" in bloom.popularity_prior.__doc__
+
+
+@pytest.mark.parametrize("search", [exhaustive, beam_search])
+@pytest.mark.parametrize("prior, message", [
+    (torch.zeros(5), "prior: expected 6 finite numbers, got [5] with 5 finite."),
+    (torch.zeros(1), "prior: expected 6 finite numbers, got [1]"),  # would be broadcast
+    (torch.full((6,), torch.nan), "prior: expected 6 finite numbers, got [6] with 0 finite."),
+    (torch.full((6,), torch.inf), "prior: expected 6 finite numbers, got [6] with 0 finite."),
+])
+def test_search_with_a_prior_that_does_not_fit_is_refused(search, prior, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        search(torch.zeros(2, 2, 3), BloomMap(6, 2), prior=prior)
+
+
+# Coherent maps in prose
+
+
+def test_coherent_map_quotes_its_recall():
+    """The numbers of the docstring are those of results/simplewiki.json."""
+    rows = json.loads((ROOT / "results/simplewiki.json").read_text())["rows"]
+    rows = [row for row in rows if "of 2 maps coherent" in row["name"]]
+    recalls = ", ".join(f"{row['rec@1']:.3f}" for row in rows)
+    shares = ", ".join(f"{100 * row['certified']:.0f}" for row in rows)
+    text = " ".join(coherent_map.__doc__.split())
+    assert f"rec@1 {recalls}, and certificates for {shares} % of the lists" in text
 
 
 # Logits

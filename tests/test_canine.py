@@ -215,7 +215,7 @@ def test_fine_tuning_starts_from_released_weights(flags, tmp_path, monkeypatch):
     folder = write_release(tmp_path, release(model))
     starts = []
 
-    def train(args, runtime, model, *rest):
+    def train(model, *rest):
         starts.append({name: weight.clone() for name, weight in model.state_dict().items()})
         raise InputError("stop")
 

@@ -111,11 +111,97 @@ def test_dtype_auto_follows_the_processor(monkeypatch, feature, dtype):
     assert common.resolve_device(args) == (torch.device("cpu"), dtype, False)
 
 
-def test_compile_without_a_compiler_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    args = argparse.Namespace(device="cpu", dtype="float32", compile=True)
-    with pytest.raises(InputError, match="--no-compile"):
+def test_dtype_auto_without_onednn_is_float32(monkeypatch):
+    """The processor of a Mac has bfloat16, and PyTorch for macOS has nothing that uses it."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict(bf16=True), raising=False)
+    assert common.has_fast_bfloat16(torch.device("cpu"))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not common.has_fast_bfloat16(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu"])
+def test_dtype_auto_of_another_device_does_not_follow_the_processor(monkeypatch, name):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict(bf16=True), raising=False)
+    assert not common.has_fast_bfloat16(torch.device(name))
+
+
+def remove_compiler(monkeypatch):
+    monkeypatch.setattr(common, "COMPILERS", ["absent"])
+
+
+def remove_triton(monkeypatch):
+    monkeypatch.setattr(common.importlib.util, "find_spec", lambda name: None)
+
+
+def remove_header(monkeypatch):
+    monkeypatch.setattr(common.sysconfig, "get_path", lambda name: "/absent")
+
+
+def take_old_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 0))
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """Let find_device return a GPU, on Linux, with all that torch.compile needs."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(common, "COMPILERS", ["python"])
+    monkeypatch.setattr(common.sys, "platform", "linux")
+    monkeypatch.setattr(common.sysconfig, "get_path", lambda name: tmp_path)
+    monkeypatch.setattr(common.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(common, "find_device", lambda *_: torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("remove, reason", [
+    (remove_compiler, "C++ compiler"),  # Windows, slim containers
+    (remove_triton, "Triton"),  # Windows
+    (remove_header, "Python.h"),  # WSL
+    (take_old_gpu, "capability"),  # P100
+])
+def test_compile_that_is_not_possible_is_off_with_a_note_and_refused_by_flag(
+        gpu, monkeypatch, capsys, remove, reason):
+    args = argparse.Namespace(device="cuda", dtype="float32", compile=None)
+    assert common.resolve_device(args).use_compile
+    assert capsys.readouterr().err == ""
+
+    remove(monkeypatch)
+
+    assert not common.resolve_device(args).use_compile
+    assert reason in capsys.readouterr().err
+    args.compile = True
+    with pytest.raises(InputError, match="--compile: requires .*--no-compile") as error:
         common.resolve_device(args)
+    assert reason in str(error.value)
+
+
+def test_gpu_that_pytorch_cannot_use_is_noted(monkeypatch, capsys):
+    """The build of PyTorch for Windows that pip installs has no CUDA."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(common.shutil, "which", lambda name: name)
+    args = argparse.Namespace(device="auto", dtype="float32", compile=False, quiet=False)
+    common.resolve_device(args)
+    assert "nvidia-smi" in capsys.readouterr().err
+    args.quiet = True
+    common.resolve_device(args)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name, is_async", [("cpu", False), ("mps", False), ("cuda", True)])
+def test_send_waits_unless_the_memory_is_pinned(name, is_async):
+    """Else another tensor may be in that memory before the device has read it."""
+    calls = []
+
+    class FakeTensor:
+        def pin_memory(self):
+            calls.append("pinned")
+            return self
+
+        def to(self, device, non_blocking=False):
+            calls.append(non_blocking)
+
+    common.send(FakeTensor(), torch.device(name))
+    assert calls == (["pinned", True] if is_async else [False])
 
 
 # Ranks
@@ -130,6 +216,9 @@ def test_ranks_free_what_failed_before_their_group(monkeypatch):
         models.append(weakref.ref(model))
         raise InputError
 
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(common.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(common.dist, "destroy_process_group", lambda: models.append(models[0]()))
     with pytest.raises(InputError) as error:
@@ -139,7 +228,121 @@ def test_ranks_free_what_failed_before_their_group(monkeypatch):
     assert error.traceback[-1].name == "fail"
 
 
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_rank_without_what_torchrun_sets_is_refused(monkeypatch, name):
+    for other in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(other, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv(name)
+    with pytest.raises(InputError, match=f"^WORLD_SIZE: requires {name}"):
+        common.Ranks()
+
+
+def test_one_rank_needs_no_distributed_pytorch(monkeypatch):
+    """ROCm for Windows has none."""
+    monkeypatch.delattr(common.dist, "is_initialized")
+    with common.Ranks() as ranks:
+        ranks.connect("cpu")
+        assert ranks.total(3) == 3
+        assert ranks.add_up(dict(a=2)) == dict(a=2)
+
+
+# Processes and signals
+
+
+def test_worker_that_cannot_start_ends_the_script_in_one_line():
+    done = run_script(ROOT / "tests" / "scripts" / "broken_worker.py", code=2)
+    assert done.stderr.splitlines()[-1].startswith("broken_worker.py: worker process: ended early")
+
+
+def test_start_workers_are_eight_at_most_and_end_with_the_block(monkeypatch):
+    monkeypatch.setattr(common, "num_cores", lambda: 64)
+    before = multiprocessing.active_children()
+    with common.start_workers() as pool:
+        assert pool._max_workers == 8
+        assert list(pool.map(abs, [-1, -2])) == [1, 2]
+    assert multiprocessing.active_children() == before
+
+
+def test_second_ctrl_c_interrupts_at_once():
+    """Slurm sends SIGUSR1 first, and SIGTERM when the time is over."""
+    with pytest.raises(KeyboardInterrupt):
+        with common.catch_signals() as caught:
+            for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
+                signal.raise_signal(number)
+            assert caught == [signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM]
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_signal_that_nohup_ignores_stays_ignored():
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with common.catch_signals() as caught:
+        signal.raise_signal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, handler)
+    assert caught == []
+
+
 # Files
+
+
+@pytest.mark.parametrize("platform, command", [
+    ("linux", "python infer.py 'the cat'"),
+    ("win32", 'python infer.py "the cat"'),  # cmd.exe takes ' for a letter
+])
+def test_command_is_quoted_for_the_shell_of_the_system(monkeypatch, platform, command):
+    monkeypatch.setattr(common.sys, "platform", platform)
+    assert common.quote_command(["python", "infer.py", "the cat"]) == command
+
+
+@pytest.mark.parametrize("error", [OSError(37, "No locks available"), NotImplementedError("flock")])
+def test_file_system_without_locks_is_named(monkeypatch, tmp_path, error):
+    def acquire(*_, **__):
+        raise error
+
+    monkeypatch.setattr(common.FileLock, "acquire", acquire)
+    path = str(tmp_path / "corpus")
+    with pytest.raises(InputError, match=f"^{path}.lock: could not be locked .*Use --cache on a"):
+        build_once(path, os.mkdir)
+    with pytest.raises(InputError, match="Use --out on a local disk"):
+        lock_output(str(tmp_path))
+
+
+@pytest.mark.parametrize("num_failures, is_renamed", [(1, True), (99, False)])
+def test_rename_that_a_scanner_stops_is_tried_again(
+        monkeypatch, tmp_path, num_failures, is_renamed):
+    replace = os.replace
+    failures = []
+
+    def fail_first(old, new):
+        if len(failures) < num_failures:
+            failures.append(old)
+            raise PermissionError(5, "Access is denied")
+        replace(old, new)
+
+    monkeypatch.setattr(common, "RENAME_WAITS", (0, 0))
+    monkeypatch.setattr(os, "replace", fail_first)
+    path = str(tmp_path / "name")
+    if is_renamed:
+        build_once(path, os.mkdir)
+    else:
+        with pytest.raises(PermissionError):
+            build_once(path, os.mkdir)
+    assert os.path.exists(path) == is_renamed
+    assert not os.path.exists(path + ".tmp")
+
+
+def test_build_once_accepts_a_folder_that_another_process_has_built(tmp_path):
+    """On a file system whose locks stop nobody."""
+    path = tmp_path / "corpus"
+
+    def build(temporary):
+        os.mkdir(temporary)
+        path.mkdir()
+        (path / "ids.bin").touch()
+
+    build_once(str(path), build)
+    assert sorted(os.listdir(tmp_path)) == ["corpus", "corpus.lock"]
+    assert os.listdir(path) == ["ids.bin"]
 
 
 def test_lock_output_is_held_until_the_block_ends(tmp_path):

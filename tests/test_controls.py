@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bench import controls, harness
+from support.results import Outcome, Result
 from tests.test_bench import run_bench
 
 
@@ -50,8 +51,9 @@ def test_overlap_beside_two_seeds_of_a_model():
     # one seed is right in 4 of 8 rows, the other in all, as the cosine is
     results = []
     for predicted, score in (([1] * 8, 50.0), (truth, 100.0)):
-        best = dict(accuracy=score)
-        results.append(dict(metric="accuracy", truth=truth, predicted=predicted, best=best))
+        scores = dict(accuracy=score)
+        outcome = Outcome(scores, scores, predicted, selection=0, log=[])
+        results.append(Result(0, "accuracy", [], [], {}, 0, truth, {}, outcome, None))
 
     row = controls.compare_with_model("mrpc", results, np.array(truth))
 

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ import embeddings
 import finetune
 import model
 import pretrain
-from data import coders
+from data import coders, loading
+from data.classification import SequenceClassification
 from data.coders import CODERS, Coder
 from data.corpus import Corpus, prepare
 from data.sources import SOURCES, Source
@@ -26,7 +28,7 @@ from data.tasks import TASKS, Task
 from embeddings import EMBEDDINGS, BloomEmbedding, Embedding, HashEmbedding
 from hashing import HASHES
 from infer import Predictor
-from model import Config
+from model import HEADS, Config, PositionHead
 from objectives import IGNORE_INDEX, OBJECTIVES, Objective, SampledWords
 from support import flags
 from tests.helpers import ROOT, SMALL, assert_refused, run_main
@@ -111,10 +113,20 @@ class ToyHash:
         return np.array([word in self.ranks for word in words], bool)
 
 
-class ToyObjective(Objective):
-    """Every fifth word is random: which? Class 1 of the head of Shuffle+Random says so."""
+class ToyHead(PositionHead):
+    """Two classes for each position."""
 
-    head = "sr"
+    method = "detect"
+    scales_init = True
+    num_classes = 2
+
+
+class ToyObjective(Objective):
+    """Every fifth word is random: which? Class 1 of the toy head says so."""
+
+    head = "toy"
+    options = ()
+    kinds = {0: "intact", 1: "odd"}
 
     def corrupt(self, ids, noise, random_words):
         is_word = ids >= self.first_word_id
@@ -123,7 +135,7 @@ class ToyObjective(Objective):
         return torch.where(is_random, random_words, ids), labels
 
     def score(self, model, batch):
-        logits = model(batch.inputs, batch.key_mask)  # (B, L, 3)
+        logits = model(batch.inputs, batch.key_mask)  # (B, L, 2)
         loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
         return logits, loss
 
@@ -134,7 +146,7 @@ class ToyObjective(Objective):
         return dict(toy_accuracy=float(sums["right"] / sums["scored"]))
 
     def expected_loss(self, word_counts, sums):
-        return 3, 0.5
+        return 2, 0.5
 
 
 @pytest.fixture
@@ -142,6 +154,7 @@ def toy_flags(monkeypatch, text_path, cache_dir, tmp_path):
     """Register the toys; return flags of a run of two steps into tmp_path/toy."""
     monkeypatch.setitem(EMBEDDINGS, "toy", ToyEmbedding)
     monkeypatch.setitem(HASHES, "toy", ToyHash)
+    monkeypatch.setitem(HEADS, "toy", ToyHead)
     monkeypatch.setitem(OBJECTIVES, "toy", ToyObjective)
     monkeypatch.setitem(TASKS, "toy", Task(["text"], ["no", "yes"], ["accuracy"]))
     toys = "--emb toy --hash toy --objective toy --bits 24 --hash_seed 3 --steps 2 --eval_every 1"
@@ -175,7 +188,9 @@ def test_toy_run_trains_and_detects(toy_flags, tmp_path):
     assert isinstance(predictor.model.embedding, ToyEmbedding)
     assert predictor.tokenizer.coder.hash.shift == 3
     assert len(predictor.tokenizer.coder.hash.ranks) > 30
-    assert p.shape == (len(words), 3)
+    assert p.shape == (len(words), 2)
+    assert predictor.kinds == ToyObjective.kinds
+    assert_refused(pretrain.main, [*toy_flags, "--noise", "0.2"], "--noise requires other")
     assert torch.allclose(p.sum(1), torch.ones(len(words)))
 
 
@@ -202,7 +217,7 @@ def salted_flags(monkeypatch, text_path, tmp_path):
     monkeypatch.setitem(EMBEDDINGS, "salted", SaltedRows)
     monkeypatch.setitem(CODERS, "salted", SaltedCoder)
     monkeypatch.setitem(flags.DEFAULTS, "salt", 0)
-    for module in (model, pretrain, flags):
+    for module in (model, loading, flags):
         monkeypatch.setattr(module, "Config", SaltedConfig)
     build_parser = flags.build_parser
 
@@ -317,3 +332,44 @@ def test_table_of_embeddings_and_help_name_each_method():
     text = re.sub(r"{.*?}", "", flags.build_parser().format_help(), flags=re.S)  # without choices
     for name in [*EMBEDDINGS, *[f"{hash}:" for hash in HASHES]]:
         assert re.search(rf"\b{name}(?!\w)", text), name
+
+
+def read_folder(task, args, split):
+    """Read a folder with a .txt of each label, a text a line."""
+    rows = []
+    for path in sorted(Path(getattr(args, split)).glob("*.txt")):
+        for line in path.read_text().splitlines():
+            rows.append(((line,), path.stem))
+    return rows
+
+
+class ToyExamples(SequenceClassification):
+    """Counts how often it is made."""
+
+    instances = 0
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        ToyExamples.instances += 1
+
+
+def test_task_with_a_reader_and_examples_of_its_own(monkeypatch, sr_run, tmp_path):
+    """The line in TASKS is all that finetune.py knows of it: classes are found, dev rows drawn."""
+    task = Task(["text"], [], ["accuracy"], read=read_folder, examples=ToyExamples,
+                flags=("train", "dev"))
+    monkeypatch.setitem(TASKS, "folder", task)
+    for label, word in (("no", "bad"), ("yes", "good")):
+        texts = [f"a {word} thing {number}" for number in range(40)]
+        (tmp_path / f"{label}.txt").write_text("\n".join(texts))
+    flags = ["--ckpt", sr_run, "--task", "folder", "--train", tmp_path, "--out", tmp_path / "out"]
+    fast = "--epochs 9 --batch 8 --lr 1e-2 --seeds 1 --device cpu --dtype float32 --no-compile"
+
+    done = run_main(finetune.main, *flags, *fast.split())
+
+    assert done.code == 0, done.err
+    row = done.result["tasks"]["folder"]
+    assert sum(row["rows"].values()) == 80
+    assert row["rows"]["dev"] == 8
+    assert row["f1_per_label"] == dict(no=100, yes=100)
+    assert ToyExamples.instances == 3
+    assert_refused(finetune.main, [*flags, "--label", "a"], "--label: expected a task that reads")

@@ -5,6 +5,7 @@ import math
 import random
 import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from data.rows import read_rows
 from data.tasks import Task
 from infer import Predictor
 from model import Config, Model
-from support.common import load_checkpoint, lock_output
+from support.common import Runtime, load_checkpoint, lock_output
+from support.results import Outcome, Result, read_result
 from tests.pretend_gpu import pretend_gpu
 from tests.helpers import assert_refused, equal_weights, make_words, run_main, torchrun, write_table
 from tests.test_squad import make_rows
@@ -125,18 +127,18 @@ def test_predictions_reproduce_the_scores(tune, own, tmp_path):
     row = tune(tmp_path, *own, "--seeds", 2, "--epochs", 1)["tasks"]["own"]
     truth = [int(dev_row["label"] == "up") for dev_row in read_rows(own[-1])]
 
-    def accuracy(job):
-        is_right = np.array(job["predicted"]) == truth
+    def accuracy(outcome):
+        is_right = np.array(outcome.predicted) == truth
         return 100 * is_right.mean()
 
     values = []
     bag_values = []
     for seed in (0, 1):
-        job = json.loads((tmp_path / f"own-seed-{seed}.json").read_text())
-        assert job["truth"] == truth
-        values.append(accuracy(job))
-        bag_values.append(accuracy(job["control"]))
-        assert job["control"]["log"][-1]["step"] >= 300
+        result = read_result(tmp_path / f"own-seed-{seed}.json")
+        assert result.truth == truth
+        values.append(accuracy(result.model))
+        bag_values.append(accuracy(result.control))
+        assert result.control.log[-1]["step"] >= 300
     assert row["values"] == pytest.approx(values)
     assert row["mean"] == pytest.approx(np.mean(values))
     assert row["std"] == pytest.approx(np.std(values, ddof=1))
@@ -172,13 +174,13 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
         task = Task(["text"], ["down", "up"], ["accuracy"], name=name)
         return task, dict(train=rows, dev=rows)
 
-    def run_job(args, runtime, config, start, data, seed):
+    def run_job(args, runtime, start, data, seed):
         name = data["train"].task.name
         (tmp_path / f"{name}-seed-{seed}.pt").write_text(str(seed))
         scores = dict(accuracy=len(name) + seed)
+        outcome = Outcome(scores, scores, predicted=[], selection=-seed, log=[])
         size = dict(total=1, poep=0)
-        return dict(metric="accuracy", rows={}, size=size, majority=0, best=scores, last=scores,
-                    f1_per_label={}, rows_per_label={}, predicted=[], selection=-seed, seed=seed)
+        return Result(seed, "accuracy", [], [], {}, 0, None, size, outcome, None)
 
     monkeypatch.setattr(finetune, "read_task", read_task)
     monkeypatch.setattr(finetune, "run_job", run_job)
@@ -186,6 +188,28 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     assert " ".join(results["tasks"]) == "mnli qnli qqp rte sst2 mrpc cola stsb"
     assert results["average"] == (3.75 + 4.75) / 2
     assert (tmp_path / "stsb.pt").read_text() == "0"  # dev rows, on which 1 is better, choose none
+
+
+def test_class_without_rows_is_said_to_be_one(tune, sr_run, tmp_path):
+    """Law: a class is said to be missed only where it has rows to train on and rows to score."""
+    rng = random.Random(6)
+    rows = [("text", "label")]
+    for _ in range(120):
+        rows.append((sentence(rng), "usual"))
+    train = write_table(tmp_path / "train.tsv", [*rows, ("zebra quagga", "rare"),
+                                                 ("zebra zebra", "rare")])
+    dev = write_table(tmp_path / "dev.tsv", rows[:20])
+    flags = ["--ckpt", sr_run, *QUICK, "--epochs", 1, "--seeds", 1]
+
+    scored = run_main(finetune.main, *flags, "--train", train, "--dev", dev, "--out",
+                      tmp_path / "a")
+    both = write_table(tmp_path / "both.tsv", [*rows[:20], ("zebra quagga", "rare")])
+    trained = run_main(finetune.main, *flags, "--train", train, "--dev", both, "--limit", 4,
+                       "--select", 0, "--out", tmp_path / "b")
+
+    assert "warning: own: no rows to score: rare." in scored.out
+    assert "warning: own: no rows to train on: rare." in trained.out
+    assert "never predicted" not in scored.out + trained.out
 
 
 # Rows that choose, rows that are scored
@@ -197,7 +221,7 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
     sizes = []
     heads = []
 
-    def evaluate(runtime, model, data):
+    def evaluate(model, data, runtime):
         if isinstance(model, finetune.BagOfWords):
             return dict(accuracy=0.0), data.targets
         sizes.append(len(data))
@@ -219,7 +243,7 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
     assert torch.equal(read_weights(tmp_path)["head.1.weight"], chosen)
 
 
-def test_regression_of_pairs_is_learned(tune, tmp_path, capsys):
+def test_regression_of_pairs_is_learned(tune, tmp_path):
     """The number of words of the second text, in units of its own."""
     rng = random.Random(4)
     rows = [("a", "b", "score")]
@@ -230,8 +254,7 @@ def test_regression_of_pairs_is_learned(tune, tmp_path, capsys):
     flags = ["--train", train, "--dev", dev, "--text", "a,b", "--label", "score", "--regression"]
     results = tune(tmp_path / "out", *flags, "--seeds", 1, "--epochs", 6)
     assert results["tasks"]["own"]["mean"] > 90  # Spearman's correlation
-    finetune.print_results(results)
-    assert "class" not in capsys.readouterr().out
+    assert results["tasks"]["own"]["f1_per_label"] == {}
     predictor = Predictor(str(tmp_path / "out"))
     [(_, few)] = predictor.classify(("a b c", "end"))
     [(_, many)] = predictor.classify(("a b c", "more more more more end"))
@@ -314,23 +337,25 @@ def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("steps, warmup, rates", [
-    (12, 2, [1 / 2, 1, *[1, 1 / 2] * 5]),  # linear up, then five cosines of two steps
+    (12, 1 / 6, [1 / 2, 1, *[1, 1 / 2] * 5]),  # linear up, then five cosines of two steps
     (10, 0, [1, 1 / 2] * 5),  # nothing to warm up
-    (4, 4, [1 / 4, 1 / 2, 3 / 4, 1]),
+    (4, 1, [1 / 4, 1 / 2, 3 / 4, 1]),
 ])
-def test_learning_rate_rises_to_the_peak_and_never_above(steps, warmup, rates):
-    factors = [finetune.lr_factor(step, steps, warmup) for step in range(steps)]
+def test_learning_rate_rises_to_the_peak_and_never_above(steps, warmup, rates, monkeypatch):
+    monkeypatch.setattr(finetune, "WARMUP", warmup)
+    factors = [finetune.lr_factor(step, steps) for step in range(steps)]
     assert factors == pytest.approx(rates)
 
 
 def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
     """[HF Table 5] 6 % of 80 steps to warm up, then five cosines of 15; Adam without decay."""
+    assert finetune.lr_factor(4, 80) == finetune.lr_factor(5, 80) == 1
     groups = []
     rates, actions = before_step
     actions[80] = groups.append
     flags = "--batch 25 --epochs 5 --lr 1 --seeds 1 --select 0".split()
     row = tune(tmp_path, *own, *flags)["tasks"]["own"]
-    assert rates == [finetune.lr_factor(step, 80, 5) for step in range(80)]
+    assert rates == [finetune.lr_factor(step, 80) for step in range(80)]
     assert groups[0]["eps"] == 1e-6
     assert groups[0]["weight_decay"] == 0
     assert row["mean"] == row["last"]  # without a slice
@@ -351,6 +376,36 @@ def test_seeds_and_epochs_differ_and_only_steps_have_dropout(tune, own, tmp_path
     batches, heads = zip(*steps)
     assert len(set(batches)) == len(steps) == 4
     assert heads[0] != heads[2]
+
+
+def test_training_is_in_the_dtype_and_scoring_in_float32(tune, own, tmp_path):
+    """Law: the scores are those of infer.py, which works in float32."""
+    modes = set()
+
+    def record(model, inputs, output):
+        if isinstance(model, Model):
+            modes.add((model.training, torch.is_autocast_enabled("cpu")))
+
+    with register_module_forward_hook(record):
+        tune(tmp_path, *own, *"--seeds 1 --epochs 1 --dtype bfloat16".split())
+    assert modes == {(True, True), (False, False)}
+
+
+def test_control_is_trained_on_the_cpu_beside_an_mps_model(tune, own, tmp_path, monkeypatch):
+    """PyTorch 2.8 lacks _embedding_bag on mps: scores would be lost after the training."""
+    device_types = []
+
+    def train_and_score(model, data, recipe, runtime, title):
+        device_types.append(runtime.device.type)
+        scores = dict(accuracy=50.0)
+        return Outcome(scores, scores, data["dev"].targets.tolist(), selection=0.0, log=[])
+
+    runtime = Runtime(torch.device("mps"), "float32", False)
+    monkeypatch.setattr(finetune, "resolve_device", lambda args, local_rank: runtime)
+    monkeypatch.setattr(Model, "to", lambda model, device: model)  # no mps is here
+    monkeypatch.setattr(finetune, "train_and_score", train_and_score)
+    tune(tmp_path, *own, "--seeds", 1)
+    assert device_types == ["mps", "cpu"]
 
 
 def test_weights_that_are_not_finite_are_refused(tune, refuse, own, tmp_path, before_step):
@@ -392,13 +447,13 @@ def test_interrupted_run_goes_on_with_the_next_job(
     rates.clear()
 
     def interrupt(*args):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # Ctrl-C
 
     with monkeypatch.context() as patch:
         if moment == "control":
             patch.setattr(finetune, "BagOfWords", interrupt)
         elif moment == "end":
-            patch.setattr(finetune, "remove", interrupt)
+            patch.setattr("support.results.remove", interrupt)
         else:
             actions[int(moment.removeprefix("step "))] = interrupt
         done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, "--out", tmp_path / "b", *flags)
@@ -430,6 +485,10 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     refuse(copied, flags, "belongs to another script")
     with lock_output(str(out)):
         refuse(out, flags, f"--out {out}: in use")
+    settings = json.loads((out / "settings.json").read_text())
+    (out / "settings.json").write_text(json.dumps(settings | dict(format=1)))
+    refuse(out, flags, "format was 1 and is 2")  # of an older finetune.py
+    (out / "settings.json").write_text(json.dumps(settings))
     checkpoint = load_checkpoint(str(copied))
     checkpoint["model"]["norm.weight"] += 1  # of a run with the same settings on another device
     torch.save(checkpoint, copied / "ckpt.pt")
@@ -454,13 +513,13 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
 @pytest.mark.parametrize("flags, fragment", [
     ("OWN --preset proformer", "not allowed with argument --ckpt"),  # two starts
     ("OWN --ckpt SETS", "item sets"),  # a model that reads no texts
-    ("--task sst2 --label=", "--text, --label, --regression: expected files"),  # not read
-    ("--task pydoc --dev a", "--train, --dev: expected"),  # it would not be read
+    ("--task sst2 --label=", "--label: expected a task that reads it, got --task sst2"),
+    ("--task pydoc --dev a", "--dev: expected a task that reads it, got --task pydoc"),
+    ("--task glue --dev a", "--train, --dev: expected one task"),
     ("OWN --regression --balanced", "--balanced requires a task of classes"),
     ("--task glue --balanced", "--balanced requires a task of classes"),  # STS-B has numbers
-    ("--task squad --train a", "--train with --task squad requires --dev"),
     ("--task sst2 --train a --data_dir b", "--data_dir requires"),
-    ("--task pydoc --data_dir b", "--data_dir requires"),
+    ("--task pydoc --data_dir b", "--data_dir: expected a task that reads it"),
     ("--task sst2 --sep ;", "--encoding, --sep and --header require"),
     ("--task sst2 --dev a --sep ;", "Without the hub"),  # they are those of --dev
     ("--label a", "--task: expected a task, or your own files"),
@@ -489,5 +548,5 @@ def test_from_scratch_requires_a_checkpoint(own):
 ])
 def test_default_out_is_named_after_the_start(flags, out):
     args = finetune.build_parser().parse_args(["--task", "sst2", *flags.split()])
-    finetune.fill_flags(args, dict(task={}), Config())
+    finetune.fill_flags(args, Config().width)
     assert args.out == out

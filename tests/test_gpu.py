@@ -137,7 +137,7 @@ def test_answers_stay_on_the_gpu(finetune_on_gpu, tmp_path):
     answers = dict(text=["Ada"], answer_start=[context.index("Ada")])
     question = dict(id="1", question="Who?", context=context, answers=answers)
     path = tmp_path / "questions.json"
-    path.write_text(json.dumps(dict(data=[question])))
+    path.write_text(json.dumps(dict(data=[question] * 2)))
     folder = finetune_on_gpu(path, "--task", "squad")
     infer_on_gpu(folder, "Who?", context)
 

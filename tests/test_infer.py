@@ -6,7 +6,7 @@ test_finetune.py; that a misspelling is near its word in test_all.py.
 
 import contextlib
 import json
-import unicodedata
+import threading
 
 import hypothesis
 import hypothesis.strategies as st
@@ -17,10 +17,11 @@ import torch.nn.functional as F
 
 import infer
 from bloom import hash_logp
-from hashing import MD5, sketch_index
+from hashing import MD5, normalize_word, sketch_index
 from infer import Predictor
 from model import Config, Model
-from support.common import InputError, save_checkpoint
+from support import predict_file
+from support.common import InputError, load_checkpoint, save_checkpoint
 from tests.helpers import assert_refused, make_words, run_main
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
@@ -86,9 +87,8 @@ def untrained(paths):
     ("classify", "good [MASK]", ["good", "[", "mask", "]"]),  # as in fine-tuning
 ])
 def test_split_leaves_the_words_around_a_mask_alone(untrained, name, text, words):
-    found, _ = untrained[name].split(text)
+    found, ids, _ = untrained[name].split(text)
     assert [word for word in found if word != "Ġ"] == words
-    ids = untrained[name].tokenizer.ids(found).tolist()
     assert ids.count(MASK) == words.count("[MASK]")
 
 
@@ -105,8 +105,7 @@ ANY_PART = st.text(st.characters(exclude_categories=()), max_size=20) | st.sampl
 def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     with contextlib.suppress(InputError):
         words, spans, p = untrained["detect"].detect(text)
-        covered = [text[start:end].lower() for start, end in spans]
-        assert [unicodedata.normalize("NFC", word) for word in covered] == words
+        assert [normalize_word(text[start:end]) for start, end in spans] == words
         assert len(p) == len(words)
     for name in ("fill", "missing"):
         with contextlib.suppress(InputError):
@@ -376,9 +375,9 @@ def test_file_is_read_as_training_reads_it(
         untrained, tmp_path, model, name, content, flags, texts):
     (tmp_path / name).write_text(content)
     args = infer.build_parser().parse_args(["--file", str(tmp_path / name), *flags])
-    [(row, _)] = infer.read_file(args, untrained[model])
+    [(row, _)] = predict_file.read_file(args, untrained[model])
     assert row == texts
-    untrained[model].read(row, None)
+    untrained[model].read(row, for_head=False)
 
 
 @pytest.mark.parametrize("model, content, flags, message", [
@@ -415,13 +414,33 @@ def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_
 ])
 def test_parts_before_a_broken_place_are_predicted(
         paths, tmp_path, monkeypatch, name, content, message):
-    monkeypatch.setattr(infer, "PART", 3)
+    monkeypatch.setattr(predict_file, "PART", 3)
     path = tmp_path / name
     path.write_text(content)
     done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path)
     assert done.code == 2
     assert f"infer.py: {path}: {message}" in done.err
     assert len(done.out.splitlines()) == 108
+
+
+@pytest.mark.parametrize("text", ["a\u2028b\u2029c\x85d", "\u2028", "{\x85}: \u2029"])
+def test_an_object_is_one_line_for_every_program(text):
+    """str.splitlines and JavaScript end a line at U+0085, U+2028 and U+2029, too."""
+    line = predict_file.to_json({"text": text, text: [text]})
+    assert len(line.splitlines()) == 1
+    assert json.loads(line) == {"text": text, text: [text]}
+
+
+def test_jsonl_is_utf8_with_plain_line_ends_on_every_system(paths, tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("the café\ncat\n", encoding="utf-8")
+    out = tmp_path / "new/out.jsonl"
+    done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path, "--jsonl", out)
+    assert not done.code
+    assert done.out == ""
+    content = out.read_bytes().decode("utf-8")
+    assert content.count("\n") == 2 and "\r" not in content
+    assert json.loads(content.split("\n")[0])["text"] == "the café"
 
 
 def test_numbers_that_are_no_json_become_null(paths, tmp_path):
@@ -441,16 +460,23 @@ def test_embed_is_the_mean_of_the_outputs(untrained):
     assert not p.embed([]).size
 
 
-def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path):
+def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path, monkeypatch):
     path = tmp_path / "in.csv"
     out = tmp_path / "new/v.npy"
     flags = ["--ckpt", paths["detect"], "--file", path, "--vectors", out]
     path.write_text("id,text\n1,the cat\n2,cat\n")
     assert not run_main(infer.main, *flags).code
-    path.write_text("id,text\n1,the cat\n2,\n")  # which vector would be whose?
-    assert_refused(infer.main, flags, "row 2: expected words, got none")
-    expected = untrained["detect"].embed(["the cat", "cat"])
-    np.testing.assert_array_equal(np.load(out), expected)  # the first file is still there
+    path.write_text("id,text\n1,the cat\n2,\n3,cat\n4,cat cat\n")
+    monkeypatch.setattr(predict_file, "PART", 3)
+    done = run_main(infer.main, *flags)
+    assert "1 rows have no words" in done.err
+    expected = untrained["detect"].embed(["the cat", "cat", "cat cat"])
+    found = np.load(out)
+    np.testing.assert_allclose(found[[0, 2, 3]], expected, atol=1e-5)
+    assert (found[1] == 0).all()  # each row keeps its place
+    path.write_text(f"id,text\n1,the cat\n2,{'cat ' * 99}\n")  # too long
+    assert_refused(infer.main, flags, "row 2: expected at most")
+    np.testing.assert_array_equal(np.load(out), found)  # the earlier file is still there
 
 
 @pytest.mark.parametrize("flags, message", [
@@ -479,3 +505,71 @@ def test_damaged_checkpoint_ends_in_one_line(paths, tmp_path):
     path = tmp_path / "ckpt.pt"
     torch.save(parts, path)
     assert_refused(infer.main, ["--ckpt", path, "a"], f"infer.py: {path}: ")
+
+
+# Threads, kinds, hashes
+
+
+def predict_in_threads(predictor, method, rows, num_threads=8):
+    """Return the results of rows, one call each, of which several threads make some."""
+    results = [None] * len(rows)
+    errors = []
+
+    def work(first):
+        try:
+            for i in range(first, len(rows), num_threads):
+                results[i] = getattr(predictor, method)(rows[i])
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=[first]) for first in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    return results
+
+
+@pytest.mark.parametrize("name, method", [
+    ("detect", "embed"), ("missing", "embed"), ("answer", "answer")])
+def test_threads_share_a_predictor(paths, name, method):
+    """Each row has words that no other has: the list of words grows in all threads."""
+    rows = [" ".join(make_words(3, seed=i)) for i in range(160)]
+    if method == "answer":
+        rows = [("who", row) for row in rows]
+    expected = [getattr(Predictor(paths[name]), method)(row) for row in rows[:8]]
+    results = predict_in_threads(Predictor(paths[name]), method, rows)
+    for result, right in zip(results, expected):
+        if method == "answer":
+            assert result[0] == right[0]
+        else:
+            np.testing.assert_array_equal(result, right)
+
+
+def test_kinds_are_those_of_the_checkpoint(paths, tmp_path, capsys):
+    checkpoint = load_checkpoint(paths["detect"])
+    torch.save(checkpoint | dict(kinds={0: "intact", 2: "strange"}), tmp_path / "ckpt.pt")
+    predictor = Predictor(tmp_path)
+    infer.print_result(predictor, "a b", predictor.detect("a b"), 1)
+    out = capsys.readouterr().out
+    assert "intact" in out and "strange" in out
+    assert "shuffled" not in out
+
+
+class LetterHash(MD5):
+    """Words that begin alike have the same bits."""
+
+    near_bits = 12
+
+    def bits(self, words, T):
+        return super().bits([word[0] for word in words], T)
+
+
+def test_neighbors_compare_the_bits_of_a_hash_that_says_so(paths):
+    predictor = Predictor(paths["detect"])
+    predictor.tokenizer.coder.hash = LetterHash()
+    predictor.words = ["cow", "dog", "cat"]
+    near = predictor.neighbors("cub", 2)
+    assert [word for word, _ in near] == ["cow", "cat"]
+    assert [cosine for _, cosine in near] == pytest.approx([1.0, 1.0])

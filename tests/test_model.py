@@ -203,6 +203,15 @@ def test_padding_of_text_changes_nothing(changes):
     assert_near(out, net(ids))
 
 
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_classify_sees_one_vector_of_a_text(pool):
+    """The mean of its positions, or the first."""
+    net = tiny_model(head="classify", pool=pool)
+    x = torch.randn(3, 7, net.config.width)
+    one = x.mean(1) if pool == "mean" else x[:, 0]
+    assert_near(net.head(x, None), net.head(one.unsqueeze(1), None))
+
+
 def test_mean_of_a_text_of_padding_is_finite():
     net = tiny_model(head="classify", pool="mean")
     ids = torch.tensor([[X, Y], [PAD, PAD]])
@@ -212,6 +221,7 @@ def test_mean_of_a_text_of_padding_is_finite():
 @pytest.mark.parametrize("ids, order, start", [
     (PAIR, True, 3),
     ([CLS, X, SEP, Y, X, SEP, PAD], True, 7),  # a window of text: a document ends with one [SEP]
+    ([CLS, X, Y, X, SEP, SEP, PAD], True, 7),  # one that ends with a document
     (PAIR, False, 7),  # a set has no second text
 ])
 def test_second_type_row_is_of_the_second_text_of_a_pair(ids, order, start):
@@ -268,15 +278,10 @@ def test_logits_of_evaluation_are_float32():
     ("sr", "cls"),
 ])
 def test_other_heads_see_mean_of_item_vectors(head, pool):
-    """The classifier sees one vector for a text: the mean of its positions, or the first."""
     net, _ = bloom_model(head=head, order=True, pool=pool)
     ids = random_ids(3, 7)
     x = net.encode(ids).unflatten(1, (7, 2)).mean(2)  # (3, 7, d)
-    if head == "classify" and pool == "mean":
-        x = x.mean(1)
-    elif head == "classify":
-        x = x[:, 0]
-    assert_near(net(ids), net.head(x))
+    assert_near(net(ids), net.head(x, None))
 
 
 # Dropout. In evaluation there is none: all models above have 0.1

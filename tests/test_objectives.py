@@ -9,11 +9,10 @@ import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
 from data.batches import Draw
-from data.items import for_sets
 from model import Config
 from objectives import IGNORE_INDEX as IGNORE
 from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
-from objectives import ShuffleRandom, choose_objective, make_batch, rank_words
+from objectives import ItemSets, ShuffleRandom, choose_class, make_batch, rank_words
 from tests.helpers import bloom_model, tiny_model
 from tokenizer import MASK, PAD, SEP
 from tokenizer import FIRST_WORD_ID as F0
@@ -25,8 +24,16 @@ SHUFFLE = ShuffleRandom(None, first_word_id=F0)
 ITEM_1 = make_batch(torch.tensor([[MASK]]), torch.tensor([[F0 + 1]]))  # item 1 alone, masked
 
 
+class MaskedItems(ItemSets, MaskedWords):
+    """MaskedWords of item sets."""
+
+
+class MaskedItemDigests(ItemSets, MaskedDigests):
+    """MaskedDigests of item sets."""
+
+
 def masked_words(objective_class=MaskedWords):
-    """Return MaskedWords of a text, or for_sets(MaskedWords); 15 % are masked."""
+    """Return MaskedWords of a text, or MaskedItems; 15 % are masked."""
     config = Config(emb="lookup", head="mlm", order=objective_class is MaskedWords)
     return objective_class(config, 0.15, MASK, F0)
 
@@ -94,7 +101,7 @@ def test_visible_items_of_a_set_are_no_predictions(inputs, word, hits):
     labels = torch.full_like(inputs, IGNORE)
     labels[0, 0] = word
     batch = make_batch(inputs, labels)
-    objective = masked_words(for_sets(MaskedWords))
+    objective = masked_words(MaskedItems)
     sums = objective.evaluate(fixed_model(logits), batch)
     assert list(objective.metrics(sums).values()) == hits
 
@@ -109,7 +116,7 @@ def masked_hashes(digests, buckets, objective_class=MaskedHashes, bloom_map=None
 
 def masked_items(bloom_map):
     """Return MaskedDigests of sets; after a map's R buckets its block has special tokens."""
-    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, for_sets(MaskedDigests),
+    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, MaskedItemDigests,
                          bloom_map, emb="bloom", order=False)
 
 
@@ -267,6 +274,22 @@ def test_sampled_softmax_weighs_a_word_by_its_rank(n):
 # The loss that theory expects
 
 
+class RandomWords(ShuffleRandom):
+    """Words are replaced alone."""
+
+    kinds = {0: "intact", 2: "random"}
+
+
+def test_metrics_are_those_of_the_kinds_of_an_objective():
+    """F1 by hand: 2 · 6 / (8 + 7), 2 · 1 / (2 + 3). A class without a name is left out."""
+    table = torch.tensor([[6, 0, 2], [0, 0, 0], [1, 0, 1]])
+    metrics = RandomWords(None).metrics(dict(table=table))
+    assert metrics["f1_intact"] == pytest.approx(12 / 15)
+    assert metrics["f1_random"] == pytest.approx(2 / 5)
+    assert metrics["macro_f1"] == pytest.approx((12 / 15 + 2 / 5) / 2)
+    assert "f1_shuffled" not in metrics
+
+
 @pytest.mark.parametrize("objective, table, num_classes, bits", [
     (SHUFFLE, [[5, 2, 1], [0, 3, 1], [4, 0, 0]], 3, 1.5),  # 8 intact, 4 shuffled, 4 random
     (masked_words(), None, 50_260, 1.75),
@@ -281,7 +304,7 @@ def test_expected_loss_is_the_entropy_of_the_classes(objective, table, num_class
 
 
 @pytest.mark.parametrize("objective, shape", [
-    (masked_words(for_sets(MaskedWords)), (50_260,)),
+    (masked_words(MaskedItems), (50_260,)),
     (masked_items(BloomMap(4, alpha=1)), (2, 18)),
 ])
 def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
@@ -298,8 +321,8 @@ def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
 
 
 def test_hashes_of_items_and_phrases_are_digests_where_the_model_reads_them():
-    assert choose_objective("hash-mlm", Config(emb="bloom", head="hash-mlm")) is MaskedDigests
-    assert choose_objective("hash-mlm", Config(emb="median", head="hash-mlm")) is MaskedHashes
+    assert choose_class("hash-mlm", Config(emb="bloom", head="hash-mlm")) is MaskedDigests
+    assert choose_class("hash-mlm", Config(emb="median", head="hash-mlm")) is MaskedHashes
 
 
 def build(name, num_samples):

@@ -1,13 +1,15 @@
-"""What differs on other systems, tried on Linux: shells, line ends, the workflow for all three."""
+"""What differs on other systems, tried on Linux: shells, line ends, and what a system lacks."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from tests.commands import PAGES
-from tests.helpers import ROOT
+from tests.helpers import ROOT, SMALL
 
 FENCES = [(page, code) for page, text in PAGES.items()
           for code in re.findall(r"```sh\n(.*?)```", text, re.S)]
@@ -48,3 +50,83 @@ def test_workflow_names_files_that_exist_and_tests_the_range_of_torch():
     oldest = re.search(r"torch>=([\d.]+)", (ROOT / "requirements.txt").read_text())[1]
     assert f"torch=={oldest}.0" in [row["torch"] for row in matrix]
     assert {row["os"].split("-")[0] for row in matrix} == {"ubuntu", "macos", "windows"}
+
+
+# Whole runs where a system lacks something
+
+
+def simulate(system, script, *flags, prefix=(), code=0, **env):
+    """Run a script as tests/scripts/simulate.py says, or behind a command; return the process."""
+    command = [*prefix, sys.executable]
+    if system is not None:
+        command += ["tests/scripts/simulate.py", system]
+    command += [script, *map(str, flags)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+                          capture_output=True, text=True, timeout=280)
+    assert done.returncode == code, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def train_and_infer(system, text_path, tmp_path, *flags, **options):
+    """Pre-train for two steps, and ask the model; return what the two printed."""
+    flags = [*SMALL, "--steps", 2, "--data", text_path, *flags]
+    files = ["--cache", tmp_path / "cache", "--out", tmp_path / "out"]
+    trained = simulate(system, "pretrain.py", *flags, *files, **options)
+    asked = simulate(system, "infer.py", "--ckpt", tmp_path / "out", "the cat sat", **options)
+    return trained.stdout, asked.stdout
+
+
+@pytest.mark.parametrize("system", ["no-fork", "no-compiler", "no-distributed"])
+def test_system_that_lacks_something_trains_and_infers(system, text_path, tmp_path):
+    trained, asked = train_and_infer(system, text_path, tmp_path)
+    assert "Saved" in trained
+    assert "intact" in asked
+
+
+def test_fine_tuning_without_distributed_pytorch_ends(tmp_path):
+    table = "text,label\n" + "a good thing,yes\na bad thing,no\n" * 20
+    (tmp_path / "a.csv").write_text(table)
+    flags = "--ckpt models/english-detect.pt --epochs 1 --seeds 1 --device cpu --dtype float32"
+    files = ["--train", tmp_path / "a.csv", "--out", tmp_path / "out"]
+    simulate("no-distributed", "finetune.py", *flags.split(), *files)
+    assert (tmp_path / "out/results.json").exists()
+
+
+def test_consoles_of_windows_show_every_letter_or_its_escape(tmp_path):
+    """cp1252 has no letter of Thai; a script prints an escape instead of ending."""
+    done = simulate(None, "infer.py", "the café sat on ไทย", PYTHONIOENCODING="cp1252")
+    assert "caf" in done.stdout
+
+
+def test_few_open_files_end_in_a_run_or_one_line(text_path, tmp_path):
+    flags = [*SMALL, "--steps", 2, "--data", text_path, "--workers", 2, "--micro", 1]
+    files = ["--cache", tmp_path / "cache", "--out", tmp_path / "out"]
+    command = [sys.executable, "tests/scripts/simulate.py", "few-files", "pretrain.py"]
+    done = subprocess.run([*command, *map(str, [*flags, *files])], cwd=ROOT, capture_output=True,
+                          text=True, timeout=280)
+    assert done.returncode in (0, 2)
+    if done.returncode == 2:
+        assert done.stderr.splitlines()[-1].startswith("pretrain.py: ")
+
+
+def can_mount():
+    """Return whether this process may mount a file system of its own."""
+    command = ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
+    return shutil.which("unshare") is not None and subprocess.run(
+        command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="no right to mount")
+def test_small_shared_memory_ends_in_a_run_or_one_line(text_path, tmp_path):
+    """Docker gives 64 MB to the batches that workers send; here 1 MB is too little."""
+    flags = [*SMALL, "--steps", 2, "--data", text_path, "--workers", 2, "--batch", 512,
+             "--micro", 512, "--length", 64]
+    files = ["--cache", tmp_path / "cache", "--out", tmp_path / "out"]
+    script = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec \"$@\""
+    command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "pretrain.py"]
+    done = subprocess.run([*command, *map(str, [*flags, *files])], cwd=ROOT, capture_output=True,
+                          text=True, timeout=280)
+    assert done.returncode in (0, 2), done.stderr[-2000:]
+    if done.returncode == 2:
+        assert "pretrain.py: --workers" in done.stderr

@@ -1,8 +1,10 @@
 """pretrain.py: runs that train, resume and load; ranks, signals, faults. Flags: test_recipes.py."""
 
+import contextlib
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -449,18 +451,23 @@ def test_lost_rank_is_replaced_and_changes_nothing(small, tmp_path):
     assert read_log(tmp_path / "whole") == read_log(tmp_path / "restarted")
 
 
+def find_port():
+    """Return the environment of two ranks that meet at a free port of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    return RESTARTS | dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+
+
 def run_two(*commands, code=0):
     """Run two commands of python at the same time, as ranks 0 and 1 of two; return both runs.
 
     code: with which both must end.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    env = RESTARTS | dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    env = find_port()
     with ThreadPoolExecutor() as pool:
         runs = []
         for rank, command in enumerate(commands):
-            words = [str(word).replace("PORT", port) for word in command]
+            words = [str(word) for word in command]
             ranks = dict(RANK=str(rank), LOCAL_RANK=str(rank))
             runs.append(pool.submit(run_script, *words, code=code, **ranks, **env))
     return [run.result() for run in runs]
@@ -531,7 +538,8 @@ def test_ranks_that_cannot_share_a_batch_are_refused(small, monkeypatch):
 # Signals and faults
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_signal_saves_the_run(small, tmp_path, number):
     """The next test resumes it."""
     handler = signal.getsignal(number)
@@ -541,6 +549,67 @@ def test_signal_saves_the_run(small, tmp_path, number):
     assert done.code == 128 + number
     assert "Interrupted at step 5" in done.out
     assert load_checkpoint(str(tmp_path / "run"))["step"] == 5
+
+
+def start_stuck(place, *flags, **env):
+    """Start scripts/stuck.py, and return it when a worker is stuck."""
+    command = [sys.executable, SCRIPTS / "stuck.py", place, *flags]
+    env = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)) | env
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
+
+
+def interrupt_until_they_end(*runs):
+    """Send SIGINT to runs, again and again until they end, a minute at most.
+
+    The system may take several signals for one if they come at once.
+    """
+    for _ in range(60):
+        for run in runs:
+            if run.poll() is None:
+                run.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for run in runs:
+                run.wait(timeout=1)
+            return
+    for run in runs:
+        run.kill()
+    pytest.fail("a run has not ended")
+
+
+def test_one_ctrl_c_ends_a_run_that_is_stuck_in_preparation(small, tmp_path):
+    with start_stuck("words", *small("--cache", tmp_path / "cache")) as run:
+        while "stuck" not in run.stdout.readline():
+            pass
+        run.send_signal(signal.SIGINT)
+        try:
+            _, error = run.communicate(timeout=60)  # its workers have these pipes, too
+        finally:
+            run.kill()
+    assert run.returncode == 130
+    assert error.splitlines()[-1] == "pretrain.py: Interrupted."
+
+
+def test_two_ctrl_c_end_a_run_whose_worker_is_stuck(small, tmp_path):
+    with start_stuck("batch", *small("--workers", "1")) as run:
+        while "stuck" not in run.stdout.readline():
+            pass
+        interrupt_until_they_end(run)
+        run.communicate(timeout=60)
+    assert run.returncode in (130, -signal.SIGINT)  # if a third one comes while Python exits
+    assert not (tmp_path / "run" / "ckpt.pt").exists()
+
+
+def test_ctrl_c_ends_ranks_of_which_one_is_stuck(small):
+    flags = small("--workers", "1")
+    env = find_port()
+    runs = [start_stuck("batch", *flags, RANK=rank, LOCAL_RANK=rank, **env) for rank in "01"]
+    while "stuck" not in runs[1].stdout.readline():
+        pass
+    interrupt_until_they_end(*runs)
+    for run in runs:
+        run.communicate(timeout=60)
+        assert run.returncode != 0
 
 
 def test_run_resumes_whatever_ended_it(small, tmp_path):

@@ -1,6 +1,9 @@
-"""docs/reading.md and reading-2.md are true: the functions to read exist, commands select tests."""
+"""docs/reading.md and reading-2.md are true: functions exist, commands select tests, diffs apply."""
 
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -48,3 +51,48 @@ def test_commands_select_tests_and_answers_name_tests():
             names += tests
     for name in re.findall(r"`(test_\w+)(?:\[\w+\])?`", PAGE):  # with the case in brackets or not
         assert name in names
+
+
+def apply_diff(folder, diff):
+    """Change files of a folder. A line of a diff begins with a space, + or -, or is "--- FILE"."""
+    for part in re.split(r"^--- ", diff, flags=re.M)[1:]:
+        name, *changes = part.rstrip("\n").split("\n")
+        lines = (folder / name).read_text(encoding="utf-8").split("\n")
+        place = None  # of the next line
+        first = []  # added before the first line that is there already
+        for change in changes:
+            mark = change[:1]
+            text = change[1:]
+            if mark == "+" and place is None:
+                first.append(text)
+            elif mark == "+":
+                lines.insert(place, text)
+                place += 1
+            else:
+                found = lines.index(text, place or 0)  # raises if the file has no such line
+                if place is None:
+                    lines[found:found] = first
+                    found += len(first)
+                place = found + 1
+                if mark == "-":
+                    place = found
+                    del lines[found]
+        (folder / name).write_text("\n".join(lines), encoding="utf-8")
+
+
+def test_diffs_apply_and_all_tests_can_be_collected(tmp_path):
+    for path in ROOT.glob("**/*.py"):
+        copy = tmp_path / path.relative_to(ROOT)
+        if copy.parts[len(tmp_path.parts)] in ("out", "cache", ".venv", "venv"):
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    for name in ("pyproject.toml", "README.md", "docs", "runs", "results", "learn.ipynb"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    diffs = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
+    for diff in diffs:
+        apply_diff(tmp_path, diff)
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-n", "0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert len(diffs) == 5

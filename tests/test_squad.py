@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from data.squad import QuestionAnswering, best_spans, cut_windows, exact_and_f1, find_answer_words
-from data.squad import find_answers, normalize_answer, read_squad
-from data.tasks import Task
-from hashing import MD5, split_words
+from data.squad import find_answers, normalize_answer
+from data.tasks import Task, read_task
+from hashing import MD5, list_words, split_words
 from model import Config
 from support.common import InputError
 from tests.helpers import make_words
@@ -37,9 +37,9 @@ def make_rows(rng, n, no_answer=0.0):
 
 
 def read(path, records, name="squad_v2"):
-    """Return the training rows of read_squad, of a file with these records."""
+    """Return the training rows of a file with these records."""
     path.write_text(json.dumps(dict(data=records)))
-    _, splits = read_squad(name, flags(train=str(path), dev=str(path)))
+    _, splits = read_task(name, flags(train=str(path), dev=str(path)))
     return splits["train"]
 
 
@@ -106,6 +106,25 @@ def test_misplaced_answer_is_trained_where_it_is_nearest_and_a_missing_one_not(t
     # [CLS] x [SEP] [SEP] 🙂 a b a b [SEP]
     assert data.targets.tolist() == [[6, 6], [8, 8]]
     assert "own.json: 2 of 3 answers stand elsewhere" in capsys.readouterr().err
+
+
+def test_questions_about_one_context_stay_together_however_it_is_written(tmp_path):
+    """Law: a context that chooses the weights is no context of the training, in no spelling."""
+    records = []
+    for number in range(20):
+        context = f"the {WORDS[number]} sat"
+        for text in (context, context.title(), f" {context}  "):
+            records.append(dict(question=f"{len(records)}?", context=text, answers=[]))
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(dict(data=records)))
+
+    _, splits = read_task("squad_v2", flags(train=str(path), select=0.3))
+
+    contexts = []
+    for split, size in (("train", 39), ("select", 15), ("dev", 6)):
+        assert len(splits[split]) == size
+        contexts.append({tuple(list_words(context)) for (_, context), _ in splits[split]})
+    assert len(set.union(*contexts)) == sum(map(len, contexts)) == 20
 
 
 # Scores

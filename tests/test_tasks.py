@@ -1,28 +1,22 @@
-"""Tests of data/tasks.py: labels, columns, sources, metrics by hand, examples, baselines."""
+"""Tests of data/tasks.py: which rows train, which choose, which are scored; and their sources."""
 
+import json
+import random
+import unicodedata
 from types import SimpleNamespace
 
 import datasets
-import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 import data.python_source
-import data.tasks
+import data.classification
 from data.rows import note_once
-from data.tasks import METRICS, TASKS, SequenceClassification, Task, draw_groups
-from data.tasks import parse_class, parse_number, parse_rows, read_task, standard_error
-from hashing import MD5
-from model import Config
+from data.tasks import draw_groups, read_task
+from hashing import list_words
 from support.common import InputError
 from tests.helpers import make_words, write_table
-from tokenizer import CLS, SEP, make_tokenizer
 
 WORDS = make_words(60, 3)
-OWN = Task(["text"], [], ["accuracy"])  # its classes are not known yet
-UP_OR_DOWN = Task(["text"], ["down", "up"], ["accuracy"])
-NUMBER = Task(["text"], None, ["spearman"], "score", scale=[3.0, 2.0])
 
 
 def make_rows(texts, labels):
@@ -30,90 +24,21 @@ def make_rows(texts, labels):
     return [((text,), label) for text, label in zip(texts, labels, strict=True)]
 
 
-def make_data(task, rows):
-    """Return the examples of rows, of at most nine positions."""
-    tokenizer = make_tokenizer(Config(), hash=MD5())
-    return SequenceClassification(task, rows, tokenizer, 9)
-
-
-def two_batches(logits):
-    """Yield the logits of four examples in another order: what `evaluate` reads."""
-    for indices in ([3, 1], [2, 0]):
-        yield indices, logits[indices]
-
-
 def flags(**changes):
-    """Return what read_task and read_squad read of the flags of finetune.py."""
+    """Return what read_task reads of the flags of finetune.py."""
     names = ("train", "dev", "data_dir", "text", "label", "regression", "cache", "encoding",
              "sep", "header", "limit")
     return SimpleNamespace(**dict.fromkeys(names) | dict(select=0.0, balanced=False) | changes)
 
 
-# Labels and columns
-
-
-@pytest.mark.parametrize("task, cell, label", [
-    (TASKS["sst2"], "negative", "negative"),  # by name
-    (TASKS["sst2"], 1, "positive"),  # by number
-    (UP_OR_DOWN, " up ", "up"),
-    (OWN, 1.0, "1"),  # in your own files, a number is a name
-])
-def test_parse_class_gives_a_name(task, cell, label):
-    assert parse_class(cell, task, "here") == label
-
-
-@pytest.mark.parametrize("task, cell, expected", [
-    (TASKS["sst2"], "2", "negative, positive"),  # there are two classes
-    (TASKS["sst2"], -1, "negative, positive"),  # GLUE hides the labels of test files
-    (UP_OR_DOWN, 1, "down, up"),
-    (OWN, ["a", "b"], "any text"),  # several labels
-    (OWN, float("nan"), "any text"),  # an empty cell in a column of numbers
-])
-def test_parse_class_refuses_what_is_no_class(task, cell, expected):
-    with pytest.raises(InputError, match=f"here: expected a label .{expected}."):
-        parse_class(cell, task, "here")
-
-
-def test_parse_number_gives_a_finite_number():
-    assert parse_number("2.5", NUMBER, "here") == 2.5
-    assert parse_number(-1, NUMBER, "here") == -1
-    for cell in (float("nan"), 1e200, "x", None, ["1"]):  # 1e200 is infinite in float32
-        with pytest.raises(InputError, match="here: expected a label .a number below 1e38"):
-            parse_number(cell, NUMBER, "here")
-    with pytest.raises(InputError, match="GLUE hides labels as -1"):  # STS-B would learn it
-        parse_number(-1.0, TASKS["stsb"], "here")
-
-
-def test_parse_rows_chooses_columns_by_name():
-    """The original files and the hub name them differently. An empty cell is an empty text."""
-    row = {"Quality": "1", "#1 ID": "7", "#2 String": "b", "#1 String": None}
-    assert parse_rows([row], TASKS["mrpc"], "here", parse_class) == [(("", "b"), "equivalent")]
-
-
-@pytest.mark.parametrize("cells, message", [
-    ([], "here: expected rows, got none"),
-    ([dict(sentence1="a", label=0)], "no column sentence2 among sentence1"),
-    ([dict(sentence1="a", sentence2=5, label=0)], "here, row 1: expected text, got 5"),
-    ([dict(sentence1="a", sentence2="b", label=0), dict(sentence1="a", label=0)],
-     "here, row 2: no column sentence2"),  # else it would train on an empty text
-])
-def test_parse_rows_refuses_other_rows(cells, message):
-    with pytest.raises(InputError, match=message):
-        parse_rows(cells, TASKS["rte"], "here", parse_class)
-
-
-def test_column_under_both_of_its_names_is_refused():
-    """The later one would win in silence."""
-    row = dict(sentence1="a", sentence2="b", gold_label="neutral", label="entailment")
-    with pytest.raises(InputError, match="both names of one"):
-        parse_rows([row], TASKS["mnli"], "here", parse_class)
+# Draws
 
 
 def test_draw_groups_draws_at_random():
     """Law: another seed, and the start of the file, are other rows."""
     rows = make_rows(map(str, range(60)), range(60))
-    drawn, _ = draw_groups(rows, 7, seed=1)
-    other_seed, _ = draw_groups(rows, 7, seed=2)
+    drawn, _ = draw_groups(rows, 7, seed=1, group_of=tuple)
+    other_seed, _ = draw_groups(rows, 7, seed=2, group_of=tuple)
     assert len(drawn) == 7
     assert drawn not in (other_seed, rows[:7])
 
@@ -231,6 +156,45 @@ def test_dev_rows_with_a_text_of_train_are_counted(tmp_path, capsys, text, num_s
     assert expected in capsys.readouterr().err
 
 
+SPELLINGS = {  # a text and what is the same text to a model -> how it was made
+    "title case": str.title,
+    "double spaces": lambda text: text.replace(" ", "  "),
+    "white space at the ends": lambda text: f"\t{text} ",
+    "decomposed accents": lambda text: unicodedata.normalize("NFD", text),
+    "line separators": lambda text: text.replace(" ", "\u2028"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_equal_words_are_equal_texts(spelling, tmp_path, capsys):
+    """Law: a text that a model cannot tell from another is on the same side of each draw.
+
+    Labels are coin flips, so a dev row that is in train in another spelling leaks.
+    """
+    rng = random.Random(1)
+    rows = []
+    for _ in range(150):
+        text = " ".join(["café", *rng.sample(WORDS, 6)])
+        label = rng.choice(["up", "down"])
+        rows += [(text, label), (SPELLINGS[spelling](text), label)]
+    train = tmp_path / "train.jsonl"
+    train.write_text("\n".join(json.dumps(dict(text=text, label=label)) for text, label in rows))
+    args = flags(train=str(train), select=0.1)
+    _, splits = read_task("own", args)
+    words = []
+    for part in ("train", "select", "dev"):
+        words.append({tuple(list_words(text)) for (text,), _ in splits[part]})
+    assert [len(part) for part in words] == [122, 13, 15]  # each twice
+    assert len(set.union(*words)) == 150
+
+    dev = tmp_path / "dev.jsonl"
+    lines = [json.dumps(dict(text=text, label=label)) for text, label in rows]
+    train.write_text("\n".join(lines[::2]))
+    dev.write_text("\n".join(lines[1::2]))
+    read_task("own", flags(train=str(train), dev=str(dev)))
+    assert "150 rows to score, of which 150 have a text of --train" in capsys.readouterr().err
+
+
 def test_original_files_of_cola_have_no_header(tmp_path):
     for split in ("train", "dev"):
         path = tmp_path / "CoLA" / f"{split}.tsv"
@@ -245,7 +209,7 @@ def test_splits_of_the_hub_are_its_own(monkeypatch):
         assert hub_id == "nyu-mll/glue:rte"
         return [dict(sentence1=split, sentence2="b", label="entailment")] * 2
 
-    monkeypatch.setattr(data.tasks, "read_hub", read_hub)
+    monkeypatch.setattr(data.classification, "read_hub", read_hub)
     _, splits = read_task("rte", flags())
     assert splits == dict(train=[(("train", "b"), "entailment")] * 2,
                           dev=[(("validation", "b"), "entailment")] * 2)
@@ -298,102 +262,3 @@ def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
     assert {"a/1", "b/9"} <= set(held_out)  # by name, on every machine
     assert not set(names) & set(held_out)
     assert len(names + held_out) == 2 * 60 * 2
-
-
-# Metrics
-
-
-@pytest.mark.parametrize("metric, predicted, truth, expected", [
-    # class 0: 2 · 1 / (3 + 2), class 1: 2 · 2 / (3 + 3), class 2 is never predicted: 0
-    ("macro_f1", [0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 2], (2 / 5 + 4 / 6 + 0) / 3),
-    ("macro_f1", [1, 1], [1, 1], 1),  # class 0 is absent
-    ("f1", [0, 0], [0, 0], 0),  # no class 1: 0/0
-    # tp 2, tn 2, fp 1, fn 2: (2 · 2 - 1 · 2) / √(3 · 4 · 3 · 4)
-    ("matthews", [1, 1, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0, 0], 2 / 12),
-    ("matthews", [1, 1, 1], [0, 1, 1], 0),  # a constant
-    ("spearman", [1.0, 2, 3, 4], [-5.0, -7, -7, -9], -np.sqrt(0.9)),  # ranks 4 2.5 2.5 1
-])
-def test_metric_by_hand(metric, predicted, truth, expected):
-    """test_all.py has accuracy, F1 and Spearman without ties."""
-    score = METRICS[metric](np.array(predicted), np.array(truth))
-    assert score == pytest.approx(expected)
-
-
-# Comparison of two models on the same rows
-
-
-def test_error_of_one_seed_is_that_of_a_mean_of_rows():
-    """Law: of 8 rows one model wins 3 and loses 1; the error is the deviation of these by √n."""
-    n = 32_000
-    truth = np.ones(n)
-    predicted = np.tile([1, 1, 1, 0, 1, 1, 0, 0], n // 8)
-    others = np.tile([0, 0, 0, 1, 1, 1, 0, 0], n // 8)
-    error = standard_error("accuracy", [predicted], [others], truth)
-    variance = 4 / 8 - (2 / 8)**2  # of the differences, 1, -1 or 0
-    expected = 100 * np.sqrt(variance / n)
-    # 20 groups measure a deviation to 1/√38 of it
-    assert error == pytest.approx(expected, rel=3 / np.sqrt(38))
-
-
-def test_error_of_seeds_is_that_of_their_mean():
-    """All rows are alike, so only seeds differ, by 100 and by 0: the error is 100 / √2 / √2."""
-    truth = np.ones(40)
-    predicted = [np.ones(40), np.zeros(40)]
-    others = [np.zeros(40), np.zeros(40)]
-    assert standard_error("accuracy", predicted, others, truth) == pytest.approx(50)
-    with pytest.raises(ValueError, match="zip"):  # of as many seeds
-        standard_error("accuracy", predicted, others[:1], truth)
-
-
-# Examples and baselines
-
-
-def test_examples_are_pairs_cut_to_the_length():
-    long_text = " ".join(WORDS)
-    rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0), (("", ""), 3.0)]
-    data = make_data(Task(["a", "b"], None, ["spearman"], scale=[0.0, 1.0]), rows)
-    assert data.examples[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
-    assert len(data.examples[1]) == 9
-    assert data.notes == "1 texts cut to 9 positions, 1 empty"
-
-
-def test_numbers_are_standardized_by_the_scale():
-    data = make_data(NUMBER, make_rows("xy", [1.0, 9.0]))
-    assert data.targets.tolist() == [-1, 3]
-
-
-@pytest.mark.parametrize("task, labels", [
-    (UP_OR_DOWN, ["up", "down", "up", "up"]),
-    (NUMBER, [1.0, 9.0, 4.0, 2.0]),
-])
-def test_eval_loss_is_the_mean_over_the_rows(task, labels):
-    """Law: -log softmax of the right class, or the squared error in units of the scale.
-
-    The logits come in another order than the rows.
-    """
-    data = make_data(task, make_rows("abcd", labels))
-    logits = torch.randn(4, data.num_outputs)
-    total = 0
-    for row, target in zip(logits, data.targets):
-        if task is NUMBER:
-            total += (row[0] - target)**2
-        else:
-            total -= F.log_softmax(row, 0)[target]
-    scores, _ = data.evaluate(two_batches(logits))
-    assert scores["eval_loss"] == pytest.approx(total.item() / 4)
-
-
-def test_balanced_loss_weighs_classes_alike():
-    """Of four rows three are up: their weights are 4 / (2 · 3), that of the other is 4 / 2."""
-    data = make_data(UP_OR_DOWN, make_rows("abcd", ["up", "down", "up", "up"]))
-    logits = torch.randn(4, 2)
-    data.balance()
-    losses = -logits.log_softmax(1)
-    assert data.loss(logits[:2], [0, 1]).item() == pytest.approx(
-        (2 / 3 * losses[0, 1].item() + 2 * losses[1, 0].item()) / 2)
-
-
-def test_majority_is_the_most_frequent_class_of_train():
-    train = make_data(UP_OR_DOWN, make_rows("aaa", ["up", "up", "down"]))
-    dev = make_data(UP_OR_DOWN, make_rows("aaaa", ["up", "down", "down", "down"]))
-    assert dev.majority(train) == 25

@@ -1,6 +1,7 @@
 """Tests of tokenizer.py: words to token IDs and codes, subwords, names, pairs, and windows."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import hypothesis
@@ -11,7 +12,7 @@ import pytest
 from bloom import BloomMap
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
 from data.squad import sliding_windows
-from tests.helpers import make_words
+from tests.helpers import make_words, run_script
 from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP, HashTokenizer, ItemNames, Phrases
 from tokenizer import build_inputs, make_tokenizer, match_longest
 
@@ -64,6 +65,14 @@ def test_bpe_cuts_words_of_more_than_1000_letters():
     """Without the cut a word of 9,000 letters would give pieces of 4,096."""
     units = BPE.train(lambda: ["ab" * 4_500], size=999).units
     assert 500 < max(map(len, units)) <= 1_001
+
+
+def test_library_of_bpe_is_imported_by_bpe_alone(monkeypatch):
+    """Windows on ARM and Python without a global lock have no wheel of it."""
+    run_script("-c", "import sys, tokenizer; assert 'tokenizers' not in sys.modules")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if it were not installed
+    with pytest.raises(ValueError, match="requires the package tokenizers, not found"):
+        BPE.train(lambda: ["a text"])
 
 
 class FewPieces(Phrases):

@@ -1,0 +1,269 @@
+"""The results of finetune.py: those of a job, their means over the seeds, their folder.
+
+    Outcome     what one model scores after its training
+    Result      a job: the Outcomes of the model and of its control
+    Summary     a task: the means of the Results of all seeds
+
+Out of scope: training and scoring (finetune.py), the metrics (data/classification.py).
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from data.classification import f1, standard_error
+from model import count_parameters
+from support.common import InputError, read_json, reading, remove, write_json
+
+FORMAT = 2  # of the file of a job: settings have it, so that a folder of another one is refused
+# A rerun may change these flags: digests of the texts and of the checkpoint are compared
+PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a model scores on the dev rows after its training."""
+
+    scores: dict  # metric -> percent, of the weights that the selection rows choose
+    last_scores: dict  # the same, of the last weights
+    predicted: list  # for each dev row, by the chosen weights: class, number or answer
+    selection: float  # score of the chosen weights on the selection rows; 0 without these
+    log: list  # of dict, the evaluations during training
+
+
+@dataclasses.dataclass
+class Result:
+    """The results of a job, the content of TASK-seed-N.json."""
+
+    seed: int
+    metric: str  # the task's score, a key of the scores
+    labels: list  # the classes, by number; [] where there are none
+    train_counts: list  # rows of each class in train
+    rows: dict  # split -> how many
+    majority: float  # the score that needs no model
+    truth: list | None  # for each dev row, as predicted; None for answers
+    size: dict  # see model.count_parameters
+    model: Outcome
+    control: Outcome | None  # of the bag of words
+
+    @classmethod
+    def collect(cls, data, seed, model, outcome, control=None):
+        """Return the Result of a job.
+
+        Args:
+            data: dict, split -> what finetune.encode_splits returns.
+            seed: int.
+            model: nn.Module, which is counted.
+            outcome, control: Outcome of the model and of the bag of words, or None.
+        """
+        dev = data["dev"]
+        train = data["train"]
+        truth = dev.targets.tolist() if dev.has_control else None
+        labels = []
+        train_counts = []
+        if dev.task.has_classes:
+            labels = dev.task.labels
+            train_counts = np.bincount(train.targets, minlength=len(labels)).tolist()
+        return cls(
+            seed=seed,
+            metric=dev.task.metrics[0],
+            labels=labels,
+            train_counts=train_counts,
+            rows={split: len(part) for split, part in data.items()},
+            majority=dev.majority(train),
+            truth=truth,
+            size=count_parameters(model),
+            model=outcome,
+            control=control)
+
+
+def read_result(path):
+    """Return the Result in the file of a job."""
+    content = read_json(path)
+    with reading(path):
+        result = Result(**content)
+        result.model = Outcome(**content["model"])
+        if content["control"] is not None:
+            result.control = Outcome(**content["control"])
+    return result
+
+
+def check_out(out, settings):
+    """Raise InputError if --out has jobs with other settings, or files of another script."""
+    names = {path.name for path in Path(out).glob("*") if path.suffix in (".json", ".pt")}
+    if names <= {"settings.json"}:  # no job has finished: other settings may take the folder
+        return
+    if "settings.json" not in names:
+        raise InputError(f"--out {out}: belongs to another script. Use another --out.")
+    saved = read_json(Path(out, "settings.json"))
+    changes = []
+    for name, value in settings.items():
+        if name not in PLACES and saved.get(name) != value:
+            changes.append(f"{name} was {saved.get(name)} and is {value}")
+    if changes:
+        raise InputError(f"--out {out}: belongs to a run with other settings: "
+                         f"{'; '.join(changes)}. Use another --out.")
+
+
+def job_path(out, name, seed):
+    """Return the path of a job's files without an ending: .json its results, .pt its model."""
+    return f"{out}/{name}-seed-{seed}"
+
+
+def model_path(args, name):
+    """Return the path of the model that is kept of a task."""
+    if args.task == "glue":
+        return f"{args.out}/{name}.pt"
+    return f"{args.out}/ckpt.pt"
+
+
+def keep_best_model(args, name, results):
+    """Rename the model file of a task's best seed, and remove those of the others."""
+    # the selection rows choose the seed. Without them all seeds are equal, and the first is best
+    best = max(results, key=lambda result: result.model.selection)
+    for result in results:
+        path = f"{job_path(args.out, name, result.seed)}.pt"
+        if result is best and os.path.exists(path):  # else a finished run has renamed it already
+            os.replace(path, model_path(args, name))
+        remove(path)
+
+
+@dataclasses.dataclass
+class Summary:
+    """The results of a task: means over the seeds, as results.json has them."""
+
+    metric: str
+    rows: dict
+    size: dict
+    values: list  # the score of each seed
+    mean: float
+    std: float | None  # None: one seed
+    last: float  # of the last weights
+    all_metrics: dict
+    f1_per_label: dict  # {} without classes
+    rows_per_label: dict  # of dev
+    train_rows_per_label: dict
+    majority: float
+    bag_of_words: float | None = None
+    bag_of_words_std: float | None = None
+    over_bag: float | None = None  # the mean minus that of the bag of words
+    over_bag_error: float | None = None
+
+
+def summarize(results):
+    """Return the Summary of a task: results is a list of Result, one of each seed."""
+    first = results[0]
+    metric = first.metric
+    models = [result.model for result in results]
+    values = [outcome.scores[metric] for outcome in models]
+    predicted = [outcome.predicted for outcome in models]  # (seeds, n)
+    f1_per_label = {}
+    rows_per_label = {}
+    for number, label in enumerate(first.labels):
+        truth = np.array(first.truth)
+        scores = [100 * f1(np.array(row), truth, number) for row in predicted]
+        f1_per_label[label] = np.mean(scores)
+        rows_per_label[label] = first.truth.count(number)
+    summary = Summary(
+        metric=metric,
+        rows=first.rows,
+        size=first.size,
+        values=values,
+        mean=np.mean(values),
+        std=deviation(values),
+        last=average([outcome.last_scores for outcome in models])[metric],
+        all_metrics=average([outcome.scores for outcome in models]),
+        f1_per_label=f1_per_label,
+        rows_per_label=rows_per_label,
+        train_rows_per_label=dict(zip(first.labels, first.train_counts)),
+        majority=first.majority)
+    if first.control is not None:
+        bags = [result.control for result in results]
+        bag_values = [outcome.scores[metric] for outcome in bags]
+        summary.bag_of_words = np.mean(bag_values)
+        summary.bag_of_words_std = deviation(bag_values)
+        summary.over_bag = summary.mean - summary.bag_of_words
+        bag_predicted = [outcome.predicted for outcome in bags]
+        summary.over_bag_error = standard_error(metric, predicted, bag_predicted, first.truth)
+    return summary
+
+
+def average(rows):
+    """Return the mean of each score over the seeds; rows is a list of dict, metric -> score."""
+    return {name: np.mean([row[name] for row in rows]) for name in rows[0]}
+
+
+def deviation(values):
+    """Return the standard deviation over the seeds, or None if there is one seed."""
+    if len(values) == 1:
+        return None
+    return np.std(values, ddof=1)
+
+
+def write_results(out, summaries, settings):
+    """Write results.json to the folder out, and print it; return its content, dict.
+
+    Args:
+        out: str.
+        summaries: dict, name of a task -> Summary.
+        settings: dict.
+    """
+    tasks = {name: dataclasses.asdict(summary) for name, summary in summaries.items()}
+    content = dict(tasks=tasks, settings=settings)
+    for name, summary in summaries.items():
+        print_summary(name, summary)
+    if len(summaries) > 1:
+        content["average"] = np.mean([summary.mean for summary in summaries.values()])
+        print(f"average over the tasks: {content['average']:.2f}")
+    write_json(Path(out, "results.json"), content)
+    return content
+
+
+def print_summary(name, summary):
+    """Print the scores of a task beside its controls."""
+    size = summary.size
+    f1_per_label = summary.f1_per_label  # {} without classes
+    print(f"\n{name}: parameters {size['total']:,}, PoEP {size['poep']:.2%}")
+    rival = "majority class" if f1_per_label else "without a model"
+    print(f"{name}: {summary.metric} {format_mean(summary.mean, summary.std)}, last weights "
+          f"{summary.last:.2f}, {rival} {summary.majority:.2f}")
+    if summary.bag_of_words is not None:
+        bag = format_mean(summary.bag_of_words, summary.bag_of_words_std)
+        note = ""
+        if summary.over_bag <= 2 * summary.over_bag_error:  # also where both are 0
+            note = ": not shown to be better than a bag of words"
+        print(f"{name}: bag of words {bag}, difference {summary.over_bag:+.2f} ± "
+              f"{summary.over_bag_error:.2f}, its standard error over rows and seeds{note}")
+    if f1_per_label:
+        scores = [f"{label} {score:.1f} ({summary.rows_per_label[label]:,} rows)"
+                  for label, score in f1_per_label.items()]
+        print(f"{name}: F1 of each class: {', '.join(scores)}")
+    missed = [label for label, score in f1_per_label.items() if score == 0]
+    for reason, (labels, advice) in explain_missed(summary, missed).items():
+        print(f"warning: {name}: {reason}: {', '.join(labels)}. {advice}, with another --out.")
+
+
+def explain_missed(summary, missed):
+    """Return why classes have no right prediction: dict, reason -> (their labels, what to do)."""
+    reasons = {}
+    for label in missed:
+        reason = "never predicted rightly"
+        advice = "Use more rows or --epochs, or --balanced"
+        if summary.rows_per_label[label] == 0:
+            reason = "no rows to score"
+            advice = "Use more rows, or --dev"
+        if summary.train_rows_per_label[label] == 0:
+            reason = "no rows to train on"
+            advice = "Use more rows, or --dev"
+        labels, _ = reasons.setdefault(reason, ([], advice))
+        labels.append(label)
+    return reasons
+
+
+def format_mean(mean, std):
+    """Return a mean as text, with ± its deviation over the seeds if there are several."""
+    if std is None:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ± {std:.2f}"

@@ -1,0 +1,70 @@
+"""data/loading.py: workers, and what ends them. test_pretrain.py has runs with workers."""
+
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from data import loading
+from data.batches import TextBatches
+from objectives import MaskedWords
+from support.common import InputError, Ranks
+
+
+
+@pytest.fixture
+def build_loader():
+    """Return a function: the context of a loader of two steps for a device, with some workers."""
+    def build(device, num_workers):
+        batches = TextBatches(torch.arange(5, 1_005).numpy(), [1] * 1_000, 9, 4, 0)
+        objective = MaskedWords(None, mask_rate=0.15, mask_id=4, first_word_id=5)
+        return loading.open_loader(
+            batches, objective, range(2), Ranks().share(4), 4, num_workers, torch.device(device))
+    return build
+
+
+@pytest.mark.parametrize("device, cores, num_workers", [("cpu", 16, 0), ("cuda", 16, 4),
+                                                        ("cuda", 2, 2)])
+def test_number_of_workers_follows_device_and_cores(
+        build_loader, monkeypatch, device, cores, num_workers):
+    """More workers than cores slow each other down, and PyTorch warns of them."""
+    monkeypatch.setattr(loading, "num_cores", lambda: cores)
+    with build_loader(device, None) as loader:
+        assert loader.num_workers == num_workers
+
+
+def test_system_without_fork_has_no_workers(build_loader, monkeypatch):
+    monkeypatch.setattr(loading, "HAS_FORK", False)
+    with build_loader("cuda", None) as loader:
+        assert loader.num_workers == 0
+    with pytest.raises(InputError, match="^--workers: .*got 2"):
+        with build_loader("cpu", 2):
+            pass
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)  # as the system does where memory is short
+
+
+@pytest.mark.parametrize("act, message", [(lambda: time.sleep(999), "timed out"), (die, "worker")])
+def test_worker_that_is_stuck_or_dead_ends_the_run_in_one_line(
+        build_loader, monkeypatch, act, message):
+    """Nothing is left that the end of Python would wait for."""
+    monkeypatch.setattr(loading, "LOADER_PATIENCE", 1)
+    monkeypatch.setattr(TextBatches, "get_batch", lambda *_: act())
+    with pytest.raises(InputError, match=f"^--workers: .*{message}.* Use --workers 0"):
+        with build_loader("cpu", 1) as loader:
+            next(iter(loader))
+    assert multiprocessing.active_children() == []
+
+
+def test_error_of_our_own_in_a_worker_keeps_its_text(build_loader, monkeypatch):
+    monkeypatch.setattr(TextBatches, "get_batch", lambda *_: math.sqrt(-1))
+    with pytest.raises(ValueError, match="math domain error"):
+        with build_loader("cpu", 1) as loader:
+            next(iter(loader))
