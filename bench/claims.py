@@ -76,6 +76,7 @@ def list_tables():
         for row in rows:
             owner = "ours" if row["place"].startswith("none") else "papers"
             counts[owner][row["kind"]] += 1
+    # a sentence for the papers' claims, and one for ours
     text = ""
     for owner, name in (("papers", "claims (one per task) of the papers and the proposal"),
                         ("ours", "claims of our own, many against simpler methods,")):
@@ -152,6 +153,7 @@ def compare(claim, here, control):
     total = sum(variance for variance, _ in parts)
     if total == 0:
         return Difference(mean, 0.0, math.inf)
+    # Satterthwaite: parts with few degrees of freedom count by the square of their variance
     freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
     # rounded: near values share a quantile, which takes a while
     limit = find_quantile(round(freedom, 3)) * math.sqrt(total)
@@ -162,12 +164,14 @@ def list_run_parts(claim, here, control):
     """Return the variances of a difference from run to run, list of (variance, freedom)."""
     share = claim.get("share", 1)
     parts = []
+    # one deviation for both sides, from all variants of their tables
     if here["spread"] and control["spread"] and here["key"] == control["key"]:
         if not claim.get("alone"):
             variants = here["spread"] | control["spread"]
             variance, freedom = pool_variance(choose_variants(claim, variants, None))
             both = 1 / here["seeds"] + share**2 / control["seeds"]
             return [(variance * both, freedom)]
+    # else a deviation for each side that has one: two numbers of a row, say, have two keys
     for value, factor in ((here, 1), (control, share)):
         if value["spread"]:
             variants = choose_variants(claim, value["spread"], value["name"])
@@ -192,6 +196,7 @@ def choose_variants(claim, variants, own_name):
 def list_row_parts(claim, here, control):
     """Return the variances of a difference from row to row, list of (variance, freedom)."""
     share = claim.get("share", 1)
+    # subtle: a row that both find hard cancels. Without pairing it would count twice
     if here["rows"] is not None and control["rows"] is not None:
         differences = here["rows"] - share * control["rows"]  # (n,)
         n = len(differences)
@@ -209,6 +214,7 @@ def pool_variance(spread):
     spread: dict, (file, name) -> (standard deviation, number of runs) of a variant.
     """
     freedom = sum(count - 1 for _, count in spread.values())
+    # a variant with more runs counts more
     squares = sum((count - 1) * std**2 for std, count in spread.values())
     return squares / freedom, freedom
 
@@ -218,7 +224,9 @@ def find_quantile(freedom):
     """Return the t that |Student's t| exceeds with a probability of 5 %."""
     scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     scale -= math.log(freedom * math.pi) / 2
-    low, high = 0.0, 100.0
+    # halve the range of t that has the quantile; the density is summed over a grid
+    low = 0.0
+    high = 100.0
     for _ in range(60):
         middle = (low + high) / 2
         x = np.linspace(0, middle, 4_001)
@@ -250,6 +258,7 @@ def judge(claim, here, control):
         claim: dict, a row of docs/claims.json, with a rule (default: higher).
         here, control: dict of read_sides.
     """
+    # 0 and None are neither: nothing is random
     seeds = [here["seeds"], control["seeds"]]
     if 1 in seeds:
         return "not decided", "not decided, one seed"
@@ -260,6 +269,7 @@ def judge(claim, here, control):
     if (limit > 0) != (rule in ("higher", "lower", "within")):
         raise ValueError(f"rule {rule}: expected higher, lower or within for numbers with an "
                          f"error, at least or equal for others, got a limit of {limit}.")
+    # does zero, or ± delta, lie outside the interval?
     delta = claim.get("delta", 0)
     is_decided = True
     if rule == "within":
@@ -282,6 +292,7 @@ def judge(claim, here, control):
         return "does not hold", f"does not hold, it is {side}"
     if is_decided:
         return "does not hold", "does not hold"
+    # zero lies inside: is the interval narrow, or does it leave the paper's number out?
     if rule != "within" and abs(difference) + limit <= delta:
         return "equal", f"equal within {delta}"
     if "effect" in claim and abs(difference - claim["effect"]) > limit:
