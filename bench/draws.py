@@ -19,7 +19,7 @@ from bench import harness
 from bench.attention import use_random_buckets
 from bench.harness import CORPUS, RUNS
 from data.batches import TextBatches
-from objectives import choose_objective
+from objectives import OBJECTIVES, make_batch
 from support.common import load_checkpoint, read_json
 from tokenizer import FIRST_WORD_ID, MASK
 
@@ -81,20 +81,22 @@ def measure_windows(folder, args):
     config = model.config
     batches = TextBatches(
         corpus.ids, corpus.counts[FIRST_WORD_ID:len(model.codes)], config.length, 32, seed=0)
-    objective = choose_objective(run["objective"], config)(
+    objective = OBJECTIVES[run["objective"]](  # sr or mlm
         config, mask_rate=run["mask"], sr_rate=run["noise"], mask_id=MASK,
         first_word_id=FIRST_WORD_ID)
 
+    # all windows are corrupted at once, as in an evaluation, and read one by one
+    held_out = objective.corrupt_batch(batches.eval_batch(slice(None)))
     context = contextlib.nullcontext()  # changes nothing
     if RANDOM in Path(folder).name:
         context = use_random_buckets()
     model.eval()
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # for random buckets
     sums = []
     num_scored = 0
     with torch.no_grad(), context:
-        for w in range(batches.num_eval):
-            batch = objective.corrupt_batch(batches.eval_batch(slice(w, w + 1)))
+        for inputs, labels in zip(held_out.inputs, held_out.labels):
+            batch = make_batch(inputs.unsqueeze(0), labels.unsqueeze(0))
             sums.append(objective.loss(model, batch).item())
             num_scored += len(batch.positions)
     losses = np.array(sums) * len(sums) / num_scored
