@@ -263,33 +263,46 @@ def draw_claims():
 
 
 def draw_effects():
-    """Draw the claims for which the paper has a number of the same endpoint, in units of it."""
-    rows = []
+    """Draw differences with their intervals, in units of the paper's and of δ."""
+    panels = {  # field of a claim, by which its difference is divided -> title, label of the axis
+        "effect": ("Units of the paper's difference", "0: none, 1: the paper's"),
+        "delta": ("Units of δ", "shaded: less than matters. Right: the claimed side"),
+    }
+    rows = {field: [] for field in panels}
     for paper, listed in read_json(ROOT / "docs/claims.json").items():
         for claim in listed:
             here, control = claims.read_sides(claim)
             _, verdict = claims.judge(claim, here, control)
-            if "effect" in claim and "seed" not in verdict:  # one or two runs have no interval
-                rows.append((paper, claim, verdict, claims.compare(claim, here, control)))
-    height = 1.2 + 0.42 * len(rows)
-    with new_figure("effects", (9.4, height)) as [axis]:
-        for y, (_, claim, verdict, difference) in enumerate(reversed(rows)):
-            effect = claim["effect"]
-            if "delta" in claim:
-                band = abs(claim["delta"] / effect)
-                axis.barh(y, 2 * band, left=-band, height=0.8, color="0.85")
-            color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.3")
-            # an interval that runs out of the figure says only that it is wide
-            axis.errorbar(difference.mean / effect, y, xerr=abs(difference.limit / effect),
-                          fmt="o", color=color, capsize=3)
-        axis.axvline(0, color="0.5", linewidth=0.8)
-        axis.axvline(1, color="0.5", linewidth=0.8, linestyle="--")
-        labels = [f"{paper}: {claim['claim']}" for paper, claim, _, _ in reversed(rows)]
-        axis.set_yticks(range(len(rows)), [textwrap.fill(label, 62) for label in labels],
-                        fontsize=7)
-        axis.set(xlim=(-6, 4), xlabel="difference here, with its 95 % interval, over the paper's: "
-                 "0 none, 1 the paper's")
-        axis.set_title("Blue: the claim holds. Orange: it does not. Gray: neither", fontsize=9)
+            if "seed" in verdict or claim.get("rule") == "within":
+                continue  # one or two runs have no interval
+            for field in panels:
+                if field in claim:
+                    difference = claims.compare(claim, here, control)
+                    name = f"{paper}: {claim['claim']}".removeprefix("New results: ")
+                    rows[field].append((name, claim, verdict, difference))
+    height = 1.2 + 0.42 * max(map(len, rows.values()))
+    with new_figure("effects", (14, height), columns=2) as axes:
+        for axis, (field, (title, label)) in zip(axes, panels.items()):
+            for y, (_, claim, verdict, difference) in enumerate(rows[field]):
+                unit = claim[field]
+                if field == "delta" and claim.get("rule") == "lower":
+                    unit = -unit
+                color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.3")
+                axis.errorbar(difference.mean / unit, y, xerr=abs(difference.limit / unit),
+                              fmt="o", color=color, capsize=3)
+            axis.axvline(0, color="0.5", linewidth=0.8)
+            if field == "delta":
+                axis.axvspan(-1, 1, color="0.9", zorder=0)
+            else:
+                axis.axvline(1, color="0.5", linewidth=0.8, linestyle="--")
+                axis.set_xlim(-6, 4)  # wider intervals say only that they are wide
+            names = [textwrap.fill(name, 60) for name, _, _, _ in rows[field]]
+            axis.set_yticks(range(len(names)), names, fontsize=7)
+            axis.invert_yaxis()
+            axis.set_xlabel(label)
+            axis.set_title(title, fontsize=9)
+        axes[0].figure.suptitle("Differences with their 95 % intervals. Blue: the claim holds. "
+                                "Orange: it does not. Gray: neither", fontsize=9)
 
 
 # Tables
