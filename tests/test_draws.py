@@ -9,6 +9,7 @@ import torch
 
 import attention
 from bench import claims, draws, harness, misspell, random_pairs, shares
+from objectives import MaskedDigests
 from support.common import write_json
 from tests.helpers import SMALL
 from tests.test_bench import run_bench
@@ -48,6 +49,37 @@ def test_windows_of_masked_words_are_weighted_by_what_they_mask(
     [row] = run_bench(draws, "losses", list_flags(folder, text_path, cache_dir))
     evaluation = harness.read_log(mlm_run)[-1]
     assert row["loss"] == pytest.approx(evaluation["eval_loss"], rel=1e-4)
+
+
+def test_each_item_of_a_set_is_masked_once(
+        sets_run, tmp_path, pages_path, cache_dir, monkeypatch):
+    """The items that the evaluation masks are among them, with the same ranks."""
+    folder = tmp_path / "sets-tokens-0"
+    folder.symlink_to(sets_run)
+    flags = list_flags(folder, pages_path, cache_dir)
+    ranks = []  # a tensor for each set
+    rank = MaskedDigests.rank
+
+    def watch(self, logits, batch):
+        ranks.append(rank(self, logits, batch))
+        return ranks[-1]
+
+    monkeypatch.setattr(MaskedDigests, "rank", watch)
+    [row] = run_bench(draws, "recall", flags)
+
+    is_first = torch.cat(ranks) == 0
+    assert row["recall"] == pytest.approx(100 * is_first.double().mean().item())
+    assert row["n"] == len(ranks) < len(is_first)
+    model, corpus, *_ = draws.load_ended(folder, flags)
+    batches = draws.ItemSetBatches(
+        corpus.ids, corpus.offsets, *draws.split_pages(corpus),
+        corpus.counts[draws.FIRST_WORD_ID:], model.config.length, 1, seed=0)
+    masked = batches.eval_batch(slice(None)).is_masked
+    chosen = torch.stack([part[mask[:len(part)]] for part, mask in zip(ranks, masked)])
+    evaluation = harness.read_log(sets_run)[-1]
+    for k in (1, 10, 20):
+        recall = (chosen < k).double().mean().item()
+        assert recall == pytest.approx(evaluation[f"rec@{k}"], abs=1e-6)
 
 
 def test_known_runs_are_kept_and_not_measured_again(
