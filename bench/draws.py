@@ -1,8 +1,8 @@
 """Runs that differ in their draw of the hash functions: held-out losses and recall, row by row.
 
     bash runs/hash-draws.sh                                  trains the runs, and skips known ones
-    python -m bench.draws losses --runs out/draws-* --known results/draws.json
-    python -m bench.draws recall --runs out/sets-* --data simplewiki.jsonl.gz
+    python -m bench.draws losses --runs 'out/draws-*' --known results/draws.json
+    python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz
 
 A folder such as out/draws-proj-lsh-0 is a run of the variant proj-lsh. The rows, windows of text or
 item sets, and what is corrupted in them are the same for all runs of a corpus, whatever their
@@ -10,6 +10,7 @@ seeds, so that two variants can be compared row by row (bench/claims.py).
 """
 
 import contextlib
+import glob
 from argparse import Namespace
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def bench_recall(args):
 def collect(args, key, measure):
     """Yield a row for each variant of --runs, and of the file --known.
 
+    Runs that have not ended are left out.
+
     Args:
         args: Namespace with the flags of the tables.
         key: str, of what is measured.
@@ -67,11 +70,14 @@ def collect(args, key, measure):
         for row in read_json(args.known)["rows"]:
             runs = [run | dict(text=text) for run, text in zip(row["runs"], row[f"{key}_rows"])]
             variants[row["name"]] = runs
-    for folder in args.runs:
+    folders = []
+    for pattern in args.runs:
+        folders += sorted(glob.glob(pattern))
+    for folder in folders:
         name = Path(folder).name  # such as draws-proj-lsh-0
         _, _, variant = name.rpartition("-")[0].partition("-")
         runs = variants.setdefault(variant, [])
-        if any(run["run"] == name for run in runs):
+        if any(run["run"] == name for run in runs) or not has_ended(folder):
             continue
         numbers, settings = measure(folder, args)
         # three digits a row: what is rounded away is far below the error of a mean
@@ -79,6 +85,8 @@ def collect(args, key, measure):
         runs.append(dict(run=name, settings=settings, text=text) | {key: float(numbers.mean())})
 
     for name, runs in variants.items():
+        if not runs:  # none has ended
+            continue
         runs.sort(key=lambda run: run["run"])
         texts = [run.pop("text") for run in runs]
         row = dict(name=name, seeds=len(runs), n=len(texts[0].split()))
@@ -86,12 +94,18 @@ def collect(args, key, measure):
         yield row | {"runs": runs, f"{key}_rows": texts}
 
 
+def has_ended(folder):
+    """Return whether a run has taken its last step."""
+    if not Path(folder, "ckpt.pt").exists():
+        return False
+    checkpoint = load_checkpoint(folder)
+    return checkpoint["step"] == checkpoint["run"]["steps"]
+
+
 def load_ended(folder, args):
     """Return model, corpus, objective and settings of a run, as they are after its last step."""
-    checkpoint = load_checkpoint(Path(folder, "ckpt.pt"))
+    model, tokenizer, checkpoint = harness.load_run(folder)
     run = checkpoint["run"]
-    assert checkpoint["step"] == run["steps"], f"{folder}: expected a run that has ended"
-    model, tokenizer, _ = harness.load_run(folder)
     corpus = harness.load_corpus_of(run, args)
     tokenizer.ids(corpus.words)
     harness.set_codes(model, tokenizer)

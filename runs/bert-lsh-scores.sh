@@ -23,7 +23,7 @@ for draw in 0 1 2; do
     pretrain "-m bench.random_pairs" random-$draw --lsh_bands 2 --lsh_pairs all
     pretrain "-m bench.random_pairs" random-symmetric-$draw --lsh_bands 2 --lsh_pairs upper
 done
-python -m bench.draws losses --runs out/scores-* --known results/scores.json --json results/scores.json
+python -m bench.draws losses --runs 'out/scores-*' --known results/scores.json --json results/scores.json
 
 # no training: how much of a query's weight its bucket has
 python -m bench.shares shares --text valid.txt --runs models/english-detect.pt

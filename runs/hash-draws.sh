@@ -17,4 +17,4 @@ for emb in proj "emb --rows 8192" add pool; do
             python pretrain.py --emb $emb --hash md5 --steps 600 --seed $draw --key $draw --out out/$name
     done
 done
-python -m bench.draws losses --runs out/draws-* --known results/draws.json --json results/draws.json
+python -m bench.draws losses --runs 'out/draws-*' --known results/draws.json --json results/draws.json

@@ -21,5 +21,5 @@ for draw in 0 1 2 3; do
     pretrain table-d88 $draw --emb lookup --width 88 --ffn 176 --steps 12000
     pretrain table-d16 $draw --emb lookup --width 16 --ffn 32 --steps 12000
 done
-python -m bench.draws recall --runs out/sets-* --data simplewiki.jsonl.gz \
+python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz \
     --known results/equal.json --json results/equal.json

@@ -103,6 +103,19 @@ def test_known_runs_are_kept_and_not_measured_again(
     assert json.dumps(again) == json.dumps(row)
 
 
+def test_runs_that_have_not_ended_are_left_out(tmp_path, text_path, cache_dir, monkeypatch):
+    steps = {"draws-a-0": 3, "draws-a-1": 2}
+    for name in steps:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ckpt.pt").touch()
+    (tmp_path / "draws-b-0").mkdir()  # no checkpoint yet
+    monkeypatch.setattr(draws, "load_checkpoint", lambda folder: dict(
+        step=steps[folder.rpartition("/")[2]], run=dict(steps=3)))
+    monkeypatch.setattr(draws, "measure_windows", lambda folder, args: (np.array([0.2]), {}))
+    [row] = draws.bench_losses(list_flags(tmp_path / "draws-*", text_path, cache_dir))
+    assert [run["run"] for run in row["runs"]] == ["draws-a-0"]
+
+
 def test_random_pairs_train_with_buckets_of_the_same_sizes(
         text_path, cache_dir, tmp_path, monkeypatch):
     """The control hashes as LSH attention does, and then moves the buckets."""
