@@ -14,7 +14,7 @@ pretrain() {  # program, name and draw, flags
     grep -q "\"$name\"" results/scores.json || python $1 $shared ${@:3} --seed ${2##*-} --out out/$name
 }
 
-for draw in 0 1 2; do
+for draw in 2 3 4; do  # the settings were chosen on 0 and 1
     # one bucket: all pairs collide. upper: (i, j) and (j, i) share a score
     pretrain pretrain.py dense-$draw --attn full
     pretrain pretrain.py dense-symmetric-$draw --lsh_buckets 1 --lsh_pairs upper
