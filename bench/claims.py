@@ -5,15 +5,20 @@ A claim is a row of docs/claims.json, such as
     {"claim": "LSH bits score higher than MD5 bits under Proj, GLUE", "rule": "higher", ...
      "here": ["glue", "proj, lsh", "average"], "control": ["glue", "proj, md5", "average"]}
 
-Its verdict follows from the two numbers and their errors, by the rule in `judge`, and from nothing
-else. The fields of a row:
+Its verdict follows from the two numbers, the spread of their runs and the rows that they score, by
+the rule in `judge`, and from nothing else. The fields of a claim:
 
     claim, place, paper         text: what it says, where ("none": ours), and the paper's number
-    here, control               [file, row, key], the number in results/, or a number; the key
+    here, control               [file, row, key], the number in results/, or a number. The key
                                 "all / sure" is the ratio of two
     rule                        see `judge`
+    delta                       the smallest difference that matters, said before the runs
+    effect                      the paper's difference, of the same endpoint
     share                       the control is multiplied by it
     n, whole, is_correlation, seeds     see `read_cell`
+    among                       of a table of several tasks: the variants that have it in their name
+                                are pooled, and no others
+    alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
     front                       short words for the claim, which README and the figure show
@@ -22,14 +27,24 @@ else. The fields of a row:
     python -m bench.figures readme      write the tables anew
 """
 
+import functools
 import math
 from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
 
 from bench.harness import ROOT, markdown
 from support.common import read_json
 
-# Student's t, two-sided 95 %, by degrees of freedom; three seeds on each side have at most four
-LIMITS = {2: 4.303, 3: 3.182, 4: 2.776}
+CONFIDENCE = 0.95
+VERDICTS = {  # kind of a verdict -> how the counts name it
+    "holds": "{} hold",
+    "does not hold": "{} do not",
+    "equal": "{} are equal within the δ that was said before",
+    "excluded": "for {} the paper's effect is excluded at this size",
+    "not decided": "{} are not decided",
+}
 COLUMNS = """
     claim            | claim   | s
     place            | place   | s
@@ -45,7 +60,7 @@ FRONT = """
     measured    | unit        | s
     here        | own_bar     | s
     control     | control_bar | s
-    holds here? | kind        | s
+    holds here? | short       | s
     note        | note        | s
     script      | link        | s
 """
@@ -61,33 +76,41 @@ def list_tables():
         for row in rows:
             owner = "ours" if row["place"].startswith("none") else "papers"
             counts[owner][row["kind"]] += 1
+    # a sentence for the papers' claims, and one for ours
     text = ""
     for owner, name in (("papers", "claims (one per task) of the papers and the proposal"),
                         ("ours", "claims of our own, many against simpler methods,")):
         count = counts[owner]
-        text += (f"Of {count.total()} {name} {count['holds']} hold, {count['does not hold']} do "
-                 f"not, and {count['not decided']} are not decided.\n")
+        parts = []
+        for kind, words in VERDICTS.items():
+            if count[kind] > 0:
+                parts.append(words.format(count[kind]))
+        text += f"Of {count.total()} {name} {', '.join(parts[:-1])}, and {parts[-1]}.\n"
     yield "claims count", text
 
 
 def list_cells(claim):
     """Return the row of both tables, dict, from a row of docs/claims.json."""
     here, control = read_sides(claim)
+    difference = compare(claim, here, control)
+    kind, verdict = judge(claim, here, control)
     script = f"runs/{claim['script']}.sh"
-    verdict = judge(claim, here, control)
-    limit = find_limit(here, control)
     if "seed" in verdict:
         lead = "none"
-    elif limit == 0:
+    elif difference.limit == 0:
         lead = "any"
     else:
-        lead = write_number(dict(mean=limit, std=None))
+        lead = write_number(dict(mean=difference.limit, std=None))
     row = dict(
         claim=claim["claim"], place=claim["place"], paper=claim["paper"],
         here=name_cell(claim, "here") + write_number(here),
         control=name_cell(claim, "control") + write_number(control),
-        lead=lead, kind=verdict.split(",")[0], verdict=verdict, script=f"`{script}`")
+        lead=lead, kind=kind, verdict=verdict, script=f"`{script}`")
     note = claim.get("note", "")
+    # pooling supposes that all variants of a table vary alike: say where the verdict leans on it
+    _, own_verdict = judge(claim | dict(alone=True), here, control)
+    if own_verdict != verdict:
+        note = f"{note} By the spread of these two alone: {own_verdict}.".lstrip()
     if here["file"] != control["file"] and control["file"] is not None:
         note = f"{note} Trained at another time.".lstrip()
     if note:
@@ -95,79 +118,212 @@ def list_cells(claim):
     if "front" in claim:
         own, other = claim["bars"]
         row |= dict(front=claim["front"], unit=claim["unit"], note=note,
+                    short=verdict.split(",")[0],
                     own_bar=f"{own}: {write_number(here)}",
                     control_bar=f"{other}: {write_number(control)}",
                     link=f"[{claim['script']}]({script})")
     return row
 
 
-def read_sides(claim):
-    """Return the values of read_cell that a claim compares: here, and its share of the control."""
-    here = read_cell(claim["here"], claim)
-    control = read_cell(claim["control"], claim)
-    for key in ("mean", "std", "error", "seed_error"):
-        if "share" in claim and control[key] is not None:
-            control[key] *= claim["share"]
-    return here, control
+# The rule
 
 
-def find_limit(here, control):
-    """Return the lead that decides a claim: Student's t times the standard error, after Welch.
+class Difference(NamedTuple):
+    """A difference of two means, and its interval: mean - limit to mean + limit."""
 
-    Three seeds have two degrees of freedom. If one side has all of the spread, so has the
-    difference; if both have as much, it has four. Scored rows are many.
+    mean: float
+    limit: float  # Student's t times the standard error
+    freedom: float  # degrees of freedom
+
+
+def compare(claim, here, control):
+    """Return the Difference of two values of read_sides.
+
+    Its variance is a sum of two parts:
+
+        runs    s² / n on each side, s² being pooled over all variants of the tables (pool_variance)
+        rows    where both kept a number for each scored row, the same rows: the variance of the
+                differences of a row, over the number of rows. Else the sampling error of either
+                side, as if they scored different rows, which is too large
+
+    The degrees of freedom are those of Satterthwaite.
     """
-    error = math.hypot(here["error"], control["error"])
-    freedom = 4
-    spread = here["seed_error"] ** 4 / 2 + control["seed_error"] ** 4 / 2
-    if spread > 0:
-        freedom = min(4, error**4 / spread)
-    return LIMITS[math.floor(freedom + 1e-6)] * error
+    parts = [*list_run_parts(claim, here, control), *list_row_parts(claim, here, control)]
+    mean = here["mean"] - control["mean"]
+    total = sum(variance for variance, _ in parts)
+    if total == 0:
+        return Difference(mean, 0.0, math.inf)
+    # Satterthwaite: parts with few degrees of freedom count by the square of their variance
+    freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
+    # rounded: near values share a quantile, which takes a while
+    limit = find_quantile(round(freedom, 3)) * math.sqrt(total)
+    return Difference(mean, limit, freedom)
+
+
+def list_run_parts(claim, here, control):
+    """Return the variances of a difference from run to run, list of (variance, freedom)."""
+    share = claim.get("share", 1)
+    parts = []
+    # one deviation for both sides, from all variants of their tables
+    if here["spread"] and control["spread"] and here["key"] == control["key"]:
+        if not claim.get("alone"):
+            variants = here["spread"] | control["spread"]
+            variance, freedom = pool_variance(choose_variants(claim, variants, None))
+            both = 1 / here["seeds"] + share**2 / control["seeds"]
+            return [(variance * both, freedom)]
+    # else a deviation for each side that has one: two numbers of a row, say, have two keys
+    for value, factor in ((here, 1), (control, share)):
+        if value["spread"]:
+            variants = choose_variants(claim, value["spread"], value["name"])
+            variance, freedom = pool_variance(variants)
+            parts.append((factor**2 * variance / value["seeds"], freedom))
+    return parts
+
+
+def choose_variants(claim, variants, own_name):
+    """Return the variants of a table, a dict as in pool_variance, that a claim pools."""
+    chosen = {}
+    for name, spread in variants.items():
+        if claim.get("alone"):
+            is_pooled = name == own_name
+        else:
+            is_pooled = claim.get("among", "") in name[1]
+        if is_pooled:
+            chosen[name] = spread
+    return chosen
+
+
+def list_row_parts(claim, here, control):
+    """Return the variances of a difference from row to row, list of (variance, freedom)."""
+    share = claim.get("share", 1)
+    # subtle: a row that both find hard cancels. Without pairing it would count twice
+    if here["rows"] is not None and control["rows"] is not None:
+        differences = here["rows"] - share * control["rows"]  # (n,)
+        n = len(differences)
+        return [(differences.var(ddof=1) / n, n - 1)]
+    parts = []
+    for value, factor in ((here, 1), (control, share)):
+        if value["row_variance"] > 0:
+            parts.append((factor**2 * value["row_variance"], value["n"] - 1))
+    return parts
+
+
+def pool_variance(spread):
+    """Return the variance of a run, pooled over variants, and its degrees of freedom.
+
+    spread: dict, (file, name) -> (standard deviation, number of runs) of a variant.
+    """
+    freedom = sum(count - 1 for _, count in spread.values())
+    # a variant with more runs counts more
+    squares = sum((count - 1) * std**2 for std, count in spread.values())
+    return squares / freedom, freedom
+
+
+@functools.lru_cache
+def find_quantile(freedom):
+    """Return the t that |Student's t| exceeds with a probability of 5 %."""
+    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    scale -= math.log(freedom * math.pi) / 2
+    # halve the range of t that has the quantile; the density is summed over a grid
+    low = 0.0
+    high = 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        x = np.linspace(0, middle, 4_001)
+        density = np.exp(scale - (freedom + 1) / 2 * np.log1p(x**2 / freedom))
+        inside = 2 * ((density[1:] + density[:-1]) / 2 * np.diff(x)).sum()
+        if inside < CONFIDENCE:
+            low = middle
+        else:
+            high = middle
+    return middle
 
 
 def judge(claim, here, control):
-    """Return the verdict on a claim: "holds", "does not hold", or "not decided".
+    """Return the verdict on a claim: its kind, of VERDICTS, and its words.
 
-    A claim that one number is higher (or lower) is decided by a difference above find_limit, for
-    which three seeds a side are needed. The rules "at least" and "equal" are for numbers without an
-    error; equal allows 0.005.
+    A claim that one number is higher (or lower) is decided by the interval of the difference, for
+    which three runs a side are needed:
+
+        holds, does not hold    zero lies outside, on the claimed side or the other
+        equal                   the interval has zero and lies within ± delta
+        excluded                the paper's effect lies outside
+        not decided             what is left
+
+    The rule "within" claims that the difference is at most delta: it holds if the interval lies
+    within ± delta, and does not if it lies outside. The rules "at least" and "equal" are for
+    numbers without an error; equal allows 0.005.
 
     Args:
         claim: dict, a row of docs/claims.json, with a rule (default: higher).
         here, control: dict of read_sides.
     """
+    # 0 and None are neither: nothing is random
     seeds = [here["seeds"], control["seeds"]]
     if 1 in seeds:
-        return "not decided, one seed"
-    if 2 in seeds:  # LIMITS are those of three
-        return "not decided, two seeds"
+        return "not decided", "not decided, one seed"
+    if 2 in seeds:
+        return "not decided", "not decided, two seeds"
     rule = claim.get("rule", "higher")
-    difference = here["mean"] - control["mean"]
-    limit = find_limit(here, control)
-    if (limit > 0) != (rule in ("higher", "lower")):
-        raise ValueError(f"rule {rule}: expected higher or lower for numbers with an error, at "
-                         f"least or equal for others, got a limit of {limit}.")
-    if limit > 0 and abs(difference) <= limit:
-        return "not decided"
-    if rule == "higher":
-        holds = difference > 0
-    elif rule == "lower":
-        holds = difference < 0
+    difference, limit, _ = compare(claim, here, control)
+    if (limit > 0) != (rule in ("higher", "lower", "within")):
+        raise ValueError(f"rule {rule}: expected higher, lower or within for numbers with an "
+                         f"error, at least or equal for others, got a limit of {limit}.")
+    # does zero, or ± delta, lie outside the interval?
+    delta = claim.get("delta", 0)
+    is_decided = True
+    if rule == "within":
+        holds = abs(difference) + limit <= delta
+        is_decided = holds or abs(difference) - limit > delta
+    elif rule in ("higher", "lower"):
+        holds = (difference > 0) == (rule == "higher")
+        is_decided = abs(difference) > limit
     elif rule == "at least":
         holds = difference >= 0
     elif rule == "equal":
         holds = round(difference, 2) == 0
     else:
-        raise ValueError(f"rule: expected higher, lower, at least or equal, got {rule}.")
-    return "holds" if holds else "does not hold"
+        raise ValueError("rule: expected higher, lower, within, at least or equal, got "
+                         f"{rule}.")
+    if is_decided and holds:
+        return "holds", "holds"
+    if is_decided and rule == "within":
+        side = "more" if difference > 0 else "less"
+        return "does not hold", f"does not hold, it is {side}"
+    if is_decided:
+        return "does not hold", "does not hold"
+    # zero lies inside: is the interval narrow, or does it leave the paper's number out?
+    if rule != "within" and abs(difference) + limit <= delta:
+        return "equal", f"equal within {delta}"
+    if "effect" in claim and abs(difference - claim["effect"]) > limit:
+        return "excluded", "the paper's effect is excluded at this size"
+    return "not decided", "not decided"
+
+
+# Numbers of results/
+
+
+def read_sides(claim):
+    """Return the values of read_cell that a claim compares: here, and its share of the control."""
+    here = read_cell(claim["here"], claim)
+    control = read_cell(claim["control"], claim)
+    for key in ("mean", "std"):
+        if "share" in claim and control[key] is not None:
+            control[key] *= claim["share"]
+    return here, control
 
 
 def read_cell(cell, claim):
-    """Return dict of mean, std, error, seed_error, seeds and file of a cell of results/.
+    """Return what a cell of results/ says, dict:
 
-    The error is that of a mean over seeds (seed_error) and, where the claim has an n, of n rows.
-    An average over tasks has no n, so its error leaves out the sampling error of the rows. The rows
-    count as independent on both sides, although they are the same rows; so the error is too large.
+        mean, std       of its runs; std None: of one run, or nothing is random
+        seeds           number of runs; None for a number of docs/claims.json, 0: nothing is random
+        spread          dict, (file, name) -> (std, seeds) of all variants of its table
+        rows            array (n,), a number for each scored row, a mean over runs; None: not kept
+        row_variance    the sampling variance of n rows, where they were not kept
+        file, name, key, n
+
+    An average over tasks has no n, so its error leaves out the sampling error of the rows.
 
     Args:
         cell: file, row (its name, or its L) and key; or a number, which has no error.
@@ -175,35 +331,50 @@ def read_cell(cell, claim):
             were scored; whole (100), what all of them score; is_correlation (False), whether the
             score is no share of the rows; seeds (those of the row).
     """
+    value = dict(mean=cell, std=None, seeds=None, spread={}, rows=None, row_variance=0.0,
+                 file=None, name=None, key=None, n=claim.get("n"))
     if isinstance(cell, int | float):
-        return dict(mean=cell, std=None, error=0, seed_error=0, seeds=None, file=None)
+        return value
     file, name, key = cell
-    rows = read_json(ROOT / f"results/{file}.json")["rows"]
+    table = read_json(ROOT / f"results/{file}.json")["rows"]
     # a row of a bench by length has L in place of a name
-    [row] = [row for row in rows if name in (row.get("name"), row.get("L"))]
+    [row] = [row for row in table if name in (row.get("name"), row.get("L"))]
+    value |= dict(file=file, name=(file, name), key=key)
     if " / " in key:
         above, below = key.split(" / ")
-        ratio = row[above] / row[below]
-        return dict(mean=ratio, std=None, error=0, seed_error=0, seeds=0, file=file)
-    mean = row[key]
-    std = row.get(f"{key}_std")
-    # 0: nothing is random, as in counting
-    seeds = claim.get("seeds", row.get("seeds", len(row.get(f"{key}_all", []))))
-    seed_error = 0
-    if std is not None:
-        assert seeds > 0, f"results/{file}.json does not say how many seeds it has"
-        seed_error = std / math.sqrt(seeds)
-    variance = seed_error**2
-    if "n" in claim:
+        return value | dict(mean=row[above] / row[below], seeds=0)
+    value |= dict(mean=row[key], std=row.get(f"{key}_std"), rows=read_rows(row, key),
+                  seeds=claim.get("seeds", count_runs(row, key)))
+    if value["std"] is not None:
+        assert value["seeds"] > 0, f"results/{file}.json does not say how many seeds it has"
+        for other in table:
+            if other.get(f"{key}_std") is not None:
+                runs = count_runs(other, key)
+                value["spread"][file, other["name"]] = (other[f"{key}_std"], runs)
+    if "n" in claim and value["rows"] is None:
         whole = claim.get("whole", 100)
-        share = mean / whole
+        share = row[key] / whole
         # the variance of a share p of n rows is p (1 - p) / n
         row_variance = share * (1 - share)
         if claim.get("is_correlation"):  # Spearman's [Bonett and Wright 2000]
             row_variance = (1 - share**2) ** 2 * (1 + share**2 / 2)
-        variance += whole**2 * row_variance / claim["n"]
-    return dict(mean=mean, std=std, error=math.sqrt(variance), seed_error=seed_error, seeds=seeds,
-                file=file)
+        value["row_variance"] = whole**2 * row_variance / claim["n"]
+    return value
+
+
+def count_runs(row, key):
+    """Return the number of runs of a row's key; 0: nothing is random, as in counting."""
+    return row.get("seeds", len(row.get(f"{key}_all", [])))
+
+
+def read_rows(row, key):
+    """Return a number for each scored row, the mean over runs, float array (n,); None: not kept."""
+    texts = row.get(f"{key}_rows")
+    if texts is None:
+        return None
+    if isinstance(texts, str):
+        texts = [texts]
+    return np.mean([[float(number) for number in text.split()] for text in texts], axis=0)
 
 
 def name_cell(claim, side):

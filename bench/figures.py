@@ -20,7 +20,8 @@ import torch
 
 import attention
 from bench import attention as attention_bench
-from bench import claims, controls, copies, gpu, hashformers, misspell, sketch, superbloom, training
+from bench import claims, controls, copies, draws, gpu, hashformers, misspell, shares, sketch
+from bench import superbloom, training
 from bench.harness import ROOT, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
 from embeddings import ProjEmbedding
@@ -45,6 +46,7 @@ def main(argv=None):
         draw_buckets()
         draw_attention()
         draw_claims()
+        draw_effects()
 
 
 def build_parser():
@@ -237,8 +239,8 @@ def draw_claims():
             if "front" not in claim:
                 continue
             here, control = claims.read_sides(claim)
-            verdict = claims.judge(claim, here, control)
-            if not verdict.startswith("not decided"):
+            kind, verdict = claims.judge(claim, here, control)
+            if kind != "not decided":
                 decided.append((paper, claim, verdict, here, control))
     columns = math.ceil(len(decided) / 3)
     with new_figure("claims", (2.5 * columns, 9.9), 3, columns) as axes:
@@ -246,8 +248,8 @@ def draw_claims():
             axis.set_axis_off()
         axes[0].figure.suptitle(
             f"The {len(decided)} claims of README that are decided. Blue: the claim holds. Orange: "
-            "it does not. Gray: what it is compared with.\nError bars: standard deviation of three "
-            "seeds. Speeds are of a CPU, one run")
+            "it does not, or not as in the paper. Gray: what it is compared with.\nError bars: "
+            "standard deviation of the runs. Speeds are of a CPU, one run")
         for axis, (paper, claim, verdict, here, control) in zip(axes, decided):
             own_color = "tab:blue" if verdict == "holds" else "tab:orange"
             for x, value, color in ((0, here, own_color), (1, control, "0.8")):
@@ -258,6 +260,49 @@ def draw_claims():
             axis.set_ylabel(textwrap.fill(claim["unit"], 30))
             text = textwrap.fill(claim["front"], 26)
             axis.set_title(f"{paper}:\n{text}\n→ {verdict}", fontsize=9)
+
+
+def draw_effects():
+    """Draw differences with their intervals, in units of the paper's and of δ."""
+    panels = {  # field of a claim, by which its difference is divided -> title, label of the axis
+        "effect": ("Units of the paper's difference", "0: none, 1: the paper's"),
+        "delta": ("Units of δ", "shaded: less than matters. Right: the claimed side"),
+    }
+    rows = {field: [] for field in panels}
+    for paper, listed in read_json(ROOT / "docs/claims.json").items():
+        for claim in listed:
+            here, control = claims.read_sides(claim)
+            _, verdict = claims.judge(claim, here, control)
+            if "seed" in verdict or claim.get("rule") == "within":
+                continue  # one or two runs have no interval
+            for field in panels:
+                if field in claim:
+                    difference = claims.compare(claim, here, control)
+                    name = f"{paper}: {claim['claim']}".removeprefix("New results: ")
+                    rows[field].append((name, claim, verdict, difference))
+    height = 1.2 + 0.42 * max(map(len, rows.values()))
+    with new_figure("effects", (14, height), columns=2) as axes:
+        for axis, (field, (title, label)) in zip(axes, panels.items()):
+            for y, (_, claim, verdict, difference) in enumerate(rows[field]):
+                unit = claim[field]
+                if field == "delta" and claim.get("rule") == "lower":
+                    unit = -unit
+                color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.3")
+                axis.errorbar(difference.mean / unit, y, xerr=abs(difference.limit / unit),
+                              fmt="o", color=color, capsize=3)
+            axis.axvline(0, color="0.5", linewidth=0.8)
+            if field == "delta":
+                axis.axvspan(-1, 1, color="0.9", zorder=0)
+            else:
+                axis.axvline(1, color="0.5", linewidth=0.8, linestyle="--")
+                axis.set_xlim(-6, 4)  # wider intervals say only that they are wide
+            names = [textwrap.fill(name, 60) for name, _, _, _ in rows[field]]
+            axis.set_yticks(range(len(names)), names, fontsize=7)
+            axis.invert_yaxis()
+            axis.set_xlabel(label)
+            axis.set_title(title, fontsize=9)
+        axes[0].figure.suptitle("Differences with their 95 % intervals. Blue: the claim holds. "
+                                "Orange: it does not. Gray: neither", fontsize=9)
 
 
 # Tables
@@ -285,8 +330,8 @@ def readme_tables():
         fastest.append(min([row for row in rows if row["batch"] == 64], key=lambda row: row["ms"]))
     tables["front gpu"] = markdown(fastest, gpu.MFU)
     benches = {}
-    for file in (attention_bench, controls, copies, gpu, hashformers, misspell, sketch, superbloom,
-                 training):
+    for file in (attention_bench, controls, copies, draws, gpu, hashformers, misspell, shares,
+                 sketch, superbloom, training):
         for name, table in file.TABLES.items():
             if name in benches:  # a result would be shown in the columns of another table
                 raise ValueError(f"TABLES: expected one {name}, got two.")

@@ -27,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 import finetune
@@ -55,6 +56,7 @@ FLAGS = {  # flag -> options of add_argument
     "cache": dict(help="folder of prepared corpora (default: %(default)s)"),
     "data": dict(help="corpus or item sets, as --data of pretrain.py (default: %(default)s)"),
     "data_dir": dict(help="folder with the files of GLUE"),
+    "known": dict(help="a file of --json with runs that are not measured again"),
     "only": dict(help="regular expression: run the variants whose names match"),
     "runs": dict(nargs="+", help="folders of trained runs"),
     "seeds": dict(
@@ -386,9 +388,15 @@ def run_jobs(function, jobs):
 
 
 def summarize(runs):
-    """Return the mean of each KEY of the runs, list of dict, with KEY_std and KEY_all."""
+    """Return the mean of each KEY of the runs, list of dict, with KEY_std and KEY_all.
+
+    A KEY_rows holds a number for each scored row, in a str: all runs' are kept, as a list.
+    """
     row = {}
     for key in runs[0]:
+        if key.endswith("_rows"):
+            row[key] = [run[key] for run in runs]
+            continue
         values = [run[key] for run in runs]
         row[key] = statistics.mean(values)
         row[f"{key}_all"] = values
@@ -421,7 +429,9 @@ def finetune_run(job, start, tasks, flags, main=finetune.main):
 
     Returns:
         dict: for each task TASK, its score; TASK_loss, on the rows that are scored; TASK_bag, the
-        score of the bag of words, where there is one; TASK_em, for SQuAD.
+        score of the bag of words, where there is one; TASK_em, for SQuAD; TASK_rows, of an
+        accuracy: str, 100 for each scored row that is right and 0 for the others, by which two
+        models are compared row by row (bench/claims.py).
     """
     scores = {}
     for task, epochs in tasks.items():
@@ -440,6 +450,11 @@ def read_scores(out, task):
         scores[f"{task}_bag"] = result["bag_of_words"]
     if "em" in result["all_metrics"]:
         scores[f"{task}_em"] = result["all_metrics"]["em"]
+    for path in Path(out).glob(f"{task}-seed-*.json"):  # one: a run has one seed
+        predictions = read_json(path)
+        if predictions["metric"] == "accuracy":
+            is_right = np.array(predictions["predicted"]) == np.array(predictions["truth"])
+            scores[f"{task}_rows"] = " ".join("100" if right else "0" for right in is_right)
     return scores
 
 

@@ -1,21 +1,33 @@
-"""Misspelled texts: the scores of fine-tuned models and of bags of words.
+"""Misspelled texts: the scores of fine-tuned models, of bags of words, and of linear models.
 
     python -m bench.misspell scores --runs out/*
+    python -m bench.misspell linear --runs topics/articles topics/nations glue/SST-2
 
-Each run is an --out of finetune.py on one task with labels. A share of the words is misspelled in
-the rows that are scored, and none in the training rows. A bag of words is trained for each task, as
-finetune.py trains its control.
+A run of `scores` is an --out of finetune.py on one task with labels. A share of the words is
+misspelled in the rows that are scored, and none in the training rows. A bag of words is trained for
+each task, as finetune.py trains its control.
+
+A run of `linear` is a folder of a task, with train and dev files. A text is the mean of its words'
+features, LSH bits, MD5 bits or hashed n-grams in as many columns, and a linear model reads them. So
+nothing but the features decides what a misspelling costs.
 """
 
 import argparse
+import collections
+import itertools
 import re
+from pathlib import Path
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 import finetune
 from bench import harness
 from bench.harness import RUNS
+from data.rows import read_rows
 from data.tasks import read_task
+from hashing import NgramLSH, list_words, md5_bits, ngram_index
 from support.common import read_json, resolve_device
 
 SHARES = (0, 10, 20, 40)  # percent of the words
@@ -119,7 +131,245 @@ def score_splits(title, runtime, model, data):
     return row
 
 
-TABLES = {"scores": (bench_scores, SCORES, RUNS | dict(cache="cache"))}
+# Linear models
+
+DRAWS = 6  # of the hash functions
+WORST = 40  # percent of the words, of the endpoint
+DECAYS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+MAX_TRAIN = 10_000  # training rows, the first ones
+GRAMS = 64  # n-grams that a word keeps
+
+LINEAR = """
+    features, columns, task         | name     | s
+    as written                      | 0        | .1f ±
+    10 % of words                   | 10       | .1f ±
+    20 %                            | 20       | .1f ±
+    40 %                            | 40       | .1f ±
+    kept at 40 %, in % of the score | kept     | .1f ±
+    majority class                  | majority | .1f
+    n                               | n        | ,
+"""
+
+
+def bench_linear(args, *, sizes=(128, 1_024)):
+    """Score misspelled rows by linear models of hashed words, over draws of the hash."""
+    known = {}
+    if args.known is not None and Path(args.known).exists():
+        known = {row["name"]: row for row in read_json(args.known)["rows"]}
+    for folder in args.runs:
+        splits = read_splits(folder)
+        models = {}  # name -> function that lists features, columns
+        for size in sizes:
+            for kind, list_features in FEATURES.items():
+                models[f"{kind}, {size:,}, {Path(folder).name}"] = (list_features, size)
+        models[f"bag of words, {Path(folder).name}"] = (None, None)
+        for name, (list_features, size) in models.items():
+            if name in known:
+                yield known[name]
+            else:
+                yield dict(name=name) | score_draws(list_features, size, splits, DRAWS)
+
+
+def read_splits(folder):
+    """Return dict, split -> (list of lists of words, labels int64 (n,)), of the files of a task.
+
+    The splits are train, and the dev rows with each share of misspelled words, such as "40".
+    """
+    rows = {}
+    for split in ("train", "dev"):
+        [path] = Path(folder).glob(f"{split}.*")
+        rows[split] = []
+        for row in itertools.islice(read_rows(str(path)), MAX_TRAIN):
+            text = row["text"] if "text" in row else row["sentence"]
+            rows[split].append((text, str(row["label"])))
+    numbers = {label: i for i, label in enumerate(sorted({label for _, label in rows["train"]}))}
+
+    def prepare(texts):
+        words = [list_words(text) for text, _ in texts]
+        return words, torch.tensor([numbers[label] for _, label in texts])
+
+    splits = dict(train=prepare(rows["train"]))
+    for share in SHARES:
+        # the same seed for each share, as in bench_scores
+        rng = np.random.default_rng(0)
+        splits[str(share)] = prepare(
+            [(misspell(text, share / 100, rng), label) for text, label in rows["dev"]])
+    return splits
+
+
+def list_lsh_bits(words, size, counts, draw):
+    """Return -1 or 1 for each LSH bit of words, (V, size)."""
+    lsh = NgramLSH.fit(counts, seed=draw)
+    return 2.0 * lsh.bits(words, size) - 1
+
+
+def list_md5_bits(words, size, counts, draw):
+    """Return -1 or 1 for each MD5 bit of words, (V, size)."""
+    return 2.0 * md5_bits(words, size, key=str(draw)) - 1
+
+
+def list_gram_counts(words, size, counts, draw):
+    """Return how many n-grams of each word have each hash bucket, (V, size)."""
+    index = ngram_index(words, size + 1, GRAMS, seed=draw)  # (V, G); 0 is padding
+    features = np.zeros((len(words), size + 1), np.float32)
+    for column in index.T:
+        features[np.arange(len(words)), column] += 1
+    return features[:, 1:]
+
+
+FEATURES = {  # name -> function(words, size, counts, draw)
+    "LSH bits": list_lsh_bits,
+    "MD5 bits": list_md5_bits,
+    "n-grams": list_gram_counts,
+}
+
+
+def score_draws(list_features, size, splits, num_draws):
+    """Return a row of the table: the scores of a kind of features, over draws of the hash.
+
+    `kept_rows` has a number for each scored row, of divide_scores, a mean over draws: by them two
+    kinds of features are compared row by row.
+    """
+    _, train_labels = splits["train"]
+    if list_features is None:  # a bag of words: nothing is random
+        num_draws = 1
+    runs = []  # a dict for each draw
+    parts = []
+    decay = None
+    for draw in range(num_draws):
+        inputs = embed_splits(list_features, size, splits, draw)
+        if decay is None:  # chosen once, on training rows alone
+            decay = choose_decay(inputs["train"], train_labels)
+        weights = fit_linear(inputs["train"], train_labels, decay)
+        run = {}
+        is_right = {}
+        for split in map(str, SHARES):
+            _, labels = splits[split]
+            predicted = apply_linear(inputs[split], weights).argmax(1)
+            is_right[split] = 100 * (predicted == labels).double()  # (n,)
+            run[split] = is_right[split].mean().item()
+        run["kept"], part = divide_scores(is_right["0"], is_right[str(WORST)])
+        runs.append(run)
+        parts.append(part)
+
+    _, labels = splits["0"]
+    is_majority = labels == train_labels.mode().values
+    row = harness.summarize(runs)
+    row |= dict(seeds=num_draws, n=len(labels), majority=100 * is_majority.double().mean().item(),
+                decay=decay, columns=inputs["train"].shape[1])
+    if list_features is None:
+        row["seeds"] = 0
+    rows = torch.stack(parts).mean(0)  # (n,)
+    row["kept_rows"] = " ".join(f"{part:.0f}" for part in rows)
+    return row
+
+
+def divide_scores(clean, worst):
+    """Return how much of a score is kept, and each row's part in it.
+
+    Args:
+        clean, worst: float (n,), 100 where a row is right and 0 where it is not, as written and
+            misspelled.
+
+    Returns:
+        kept: float, 100 · mean of worst / mean of clean.
+        parts: float (n,), whose mean is kept: the ratio as a linear function of the rows.
+    """
+    ratio = worst.mean() / clean.mean()
+    change = worst - ratio * clean  # its mean is 0
+    return 100 * ratio.item(), 100 * (ratio + change / clean.mean())
+
+
+def embed_splits(list_features, size, splits, draw):
+    """Return dict, split -> matrix (n, columns): the mean of each text's word features.
+
+    list_features None: a column for each word of the training texts, a sparse matrix.
+    """
+    train_words, _ = splits["train"]
+    counts = dict(collections.Counter(word for words in train_words for word in words))
+    inputs = {}
+    for split, (texts, _) in splits.items():
+        vocabulary = list(counts)
+        if list_features is not None:
+            vocabulary = sorted({word for words in texts for word in words})
+        shares = count_words(texts, vocabulary)
+        if list_features is None:
+            inputs[split] = shares
+        else:
+            features = list_features(vocabulary, size, counts, draw)
+            inputs[split] = shares @ torch.as_tensor(features, dtype=torch.float32)
+    if list_features is not None:
+        # columns of one scale, so that one decay fits all kinds
+        mean = inputs["train"].mean(0)
+        std = inputs["train"].std(0).clamp(min=1e-8)
+        inputs = {split: (matrix - mean) / std for split, matrix in inputs.items()}
+    return inputs
+
+
+def count_words(texts, vocabulary):
+    """Return each word's share of each text, a sparse matrix (n, V); other words count nothing."""
+    number_of = {word: i for i, word in enumerate(vocabulary)}
+    places = []
+    values = []
+    for i, words in enumerate(texts):
+        for word in words:
+            if word in number_of:
+                places.append((i, number_of[word]))
+                values.append(1 / len(words))
+    places = torch.tensor(places).T
+    shape = (len(texts), len(vocabulary))
+    return torch.sparse_coo_tensor(places, values, shape, check_invariants=True).coalesce()
+
+
+def choose_decay(inputs, labels):
+    """Return the weight decay that scores best on every tenth training row, by the others."""
+    is_held = torch.arange(len(labels)) % 10 == 0
+    best = (-1.0, None)
+    for decay in DECAYS:
+        weights = fit_linear(take_rows(inputs, ~is_held), labels[~is_held], decay)
+        predicted = apply_linear(take_rows(inputs, is_held), weights).argmax(1)
+        accuracy = (predicted == labels[is_held]).double().mean().item()
+        best = max(best, (accuracy, decay), key=lambda pair: pair[0])
+    return best[1]
+
+
+def take_rows(inputs, is_taken):
+    """Return the rows of a matrix, sparse or not, where bool (n,) is_taken is True."""
+    return inputs.index_select(0, is_taken.nonzero().squeeze(1))
+
+
+def fit_linear(inputs, labels, decay, steps=60):
+    """Fit a softmax regression by L-BFGS; return its weights and bias."""
+    num_classes = int(labels.max()) + 1
+    weights = torch.zeros(inputs.shape[1], num_classes, requires_grad=True)
+    bias = torch.zeros(num_classes, requires_grad=True)
+    # a share of a text is small, so that weights of single words are large
+    scale = decay if not inputs.is_sparse else decay / 100
+    optimizer = torch.optim.LBFGS([weights, bias], max_iter=steps, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(apply_linear(inputs, (weights, bias)), labels)
+        loss = loss + scale * weights.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return weights.detach(), bias.detach()
+
+
+def apply_linear(inputs, weights):
+    """Return the logits (n, classes)."""
+    matrix, bias = weights
+    if inputs.is_sparse:
+        return torch.sparse.mm(inputs, matrix) + bias
+    return inputs @ matrix + bias
+
+
+TABLES = {
+    "scores": (bench_scores, SCORES, RUNS | dict(cache="cache")),
+    "linear": (bench_linear, LINEAR, RUNS | dict(known=None)),
+}
 
 
 if __name__ == "__main__":

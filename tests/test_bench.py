@@ -13,8 +13,8 @@ import torch
 
 import attention as lsh_attention
 import pretrain
-from bench import attention, copies, figures, gpu, harness, hashformers, sketch, superbloom
-from bench import training
+from bench import attention, claims, copies, figures, gpu, harness, hashformers, sketch
+from bench import superbloom, training
 from hashing import MD5, sketch_index
 from model import Config
 from support.common import InputError, write_json
@@ -130,6 +130,18 @@ def test_compare_lists_every_seed_with_mean_and_deviation(args, one_process):
     assert second["score"] == 4
     assert second["score_std"] == 1
     assert second["flags"] == "--shared --emb bcd"
+
+
+def test_scores_keep_which_rows_are_right(tmp_path):
+    """Two runs of a variant keep a number for each row, whose mean is the score."""
+    result = dict(mean=75.0, all_metrics=dict(eval_loss=0.5), bag_of_words=None)
+    write_json(tmp_path / "results.json", dict(tasks=dict(sst2=result)))
+    predictions = dict(metric="accuracy", predicted=[1, 0, 1, 1], truth=[1, 0, 0, 1])
+    write_json(tmp_path / "sst2-seed-3.json", predictions)
+    run = harness.read_scores(tmp_path, "sst2")
+    row = harness.summarize([run, run])
+    assert row["sst2_rows"] == ["100 100 0 100"] * 2
+    assert row["sst2"] == np.mean(claims.read_rows(row, "sst2"))
 
 
 def test_markdown_equals_table_made_by_hand():

@@ -1,33 +1,67 @@
-"""Tests of bench/claims.py: a verdict follows from two numbers and their error."""
+"""Tests of bench/claims.py: a verdict follows from two numbers, their runs and their rows."""
 
 import math
+import re
+import statistics
 
+import numpy as np
 import pytest
 
 from bench import claims
-from support.common import read_json
+from support.common import read_json, write_json
 from tests.helpers import ROOT
 
 
-def make_value(mean, error=1.0, seeds=3):
-    """Return a number whose error is that of its seeds."""
-    return dict(mean=mean, std=None, error=error, seed_error=error, seeds=seeds)
+def make_value(mean, std=1.0, seeds=3, name="a", **changes):
+    """Return a value of read_cell, of a table in which it is the only variant."""
+    value = dict(mean=mean, std=std, seeds=seeds, spread={}, rows=None, row_variance=0.0,
+                 file="f", name=("f", name), key="score", n=None)
+    if std is not None:
+        value["spread"] = {("f", name): (std, seeds)}
+    return value | changes
+
+
+def read_table(file, key):
+    """Return dict, name -> list of the values of a key, of the rows of results/FILE.json."""
+    rows = read_json(ROOT / f"results/{file}.json")["rows"]
+    return {row["name"]: row[f"{key}_all"] for row in rows if f"{key}_all" in row}
+
+
+# 2.776 is Student's t of four degrees of freedom: the limit is 2.776 √(1/3 + 1/3) = 2.267
+@pytest.mark.parametrize("difference, claim, verdict", [
+    (2.28, {}, "holds"),
+    (2.25, {}, "not decided"),
+    (-2.28, {}, "does not hold"),
+    (-2.28, dict(rule="lower"), "holds"),
+    (0.2, dict(delta=2.5), "equal within 2.5"),
+    (0.3, dict(delta=2.5), "not decided"),  # the interval ends at 2.57
+    (2.28, dict(delta=9), "holds"),  # zero lies outside: this comes first
+    (1.0, dict(effect=3.3), "the paper's effect is excluded at this size"),
+    (1.0, dict(effect=3.2), "not decided"),
+    (-1.0, dict(rule="lower", effect=-3.3), "the paper's effect is excluded at this size"),
+    (0.2, dict(delta=2.5, effect=3.3), "equal within 2.5"),  # before the paper's effect
+    (0.2, dict(rule="within", delta=2.5), "holds"),
+    (5.0, dict(rule="within", delta=2.5), "does not hold, it is more"),
+    (-5.0, dict(rule="within", delta=2.5), "does not hold, it is less"),
+    (2.0, dict(rule="within", delta=2.5), "not decided"),
+])
+def test_verdict_follows_from_the_interval(difference, claim, verdict):
+    here = make_value(50 + difference)
+    control = make_value(50, name="b")
+    kind, words = claims.judge(claim, here, control)
+    assert words == verdict
+    assert kind in claims.VERDICTS
 
 
 @pytest.mark.parametrize("difference, rule, verdict", [
-    (3.94, "higher", "holds"),  # 2.78 errors of the difference, each number's being 1, are 3.93
-    (3.92, "higher", "not decided"),
-    (-3.94, "higher", "does not hold"),
-    (-3.94, "lower", "holds"),
     (0.1, "at least", "holds"),
     (-0.1, "at least", "does not hold"),
     (0.1, "equal", "does not hold"),
 ])
-def test_verdict_follows_from_the_error(difference, rule, verdict):
-    error = 0 if rule in ("at least", "equal") else 1
-    here = make_value(50 + difference, error)
-    control = make_value(50, error)
-    assert claims.judge(dict(rule=rule), here, control) == verdict
+def test_numbers_without_an_error_are_compared_as_they_are(difference, rule, verdict):
+    here = make_value(50 + difference, std=None, seeds=0)
+    control = make_value(50, std=None, seeds=None)
+    assert claims.judge(dict(rule=rule), here, control) == (verdict, verdict)
 
 
 def test_numbers_with_an_error_have_no_exact_rule():
@@ -36,49 +70,118 @@ def test_numbers_with_an_error_have_no_exact_rule():
         claims.judge(dict(rule="at least"), value, value)
 
 
-@pytest.mark.parametrize("seed_errors, row_error, limit", [
-    ([1, 1], 0, 2.776 * math.sqrt(2)),  # four degrees of freedom
-    ([1, 0], 0, 4.303),  # two: one side has all of the spread
-    ([1, 0.6], 0, 3.182 * math.sqrt(1.36)),  # 3.27, so three
-    ([0, 0.1], 1, 2.776 * math.sqrt(1.01)),  # scored rows are many
-    ([0, 0], 0, 0),
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_decide_nothing(seeds):
+    kind, verdict = claims.judge({}, make_value(90, seeds=seeds), make_value(10))
+    assert kind == "not decided"
+    assert verdict.startswith("not decided, ")
+
+
+@pytest.mark.parametrize("freedom, t", [
+    (1, 12.706), (2, 4.303), (4, 2.776), (10, 2.228), (30, 2.042), (1e6, 1.960),
 ])
-def test_limit_is_of_students_t_after_welch(seed_errors, row_error, limit):
-    here, control = [dict(error=error, seed_error=error) for error in seed_errors]
-    here["error"] = math.hypot(here["error"], row_error)
-    assert claims.find_limit(here, control) == pytest.approx(limit)
+def test_quantiles_are_those_of_printed_tables(freedom, t):
+    assert claims.find_quantile(freedom) == pytest.approx(t, abs=6e-4)
+
+
+def test_deviation_is_pooled_over_the_variants_of_a_table():
+    claim = dict(here=["glue", "proj, lsh", "eval_loss"],
+                 control=["glue", "proj, md5", "eval_loss"])
+    here, control = claims.read_sides(claim)
+
+    difference = claims.compare(claim, here, control)
+
+    runs = read_table("glue", "eval_loss").values()
+    squares = sum((x - statistics.mean(values)) ** 2 for values in runs for x in values)
+    freedom = sum(len(values) - 1 for values in runs)
+    error = math.sqrt(squares / freedom * (1 / 3 + 1 / 3))
+    assert difference.freedom == freedom
+    assert difference.limit == pytest.approx(claims.find_quantile(freedom) * error)
+
+
+def test_variants_of_one_task_are_pooled_alone():
+    claim = dict(here=["glue", "proj, lsh", "eval_loss"], among="proj",
+                 control=["glue", "proj, md5", "eval_loss"])
+    difference = claims.compare(claim, *claims.read_sides(claim))
+    runs = [values for name, values in read_table("glue", "eval_loss").items() if "proj" in name]
+    variance = statistics.mean(map(statistics.variance, runs))
+    assert difference.freedom == pytest.approx(2 * len(runs))
+    expected = claims.find_quantile(2 * len(runs)) * math.sqrt(2 / 3 * variance)
+    assert difference.limit == pytest.approx(expected)
+
+
+def test_rows_of_different_kinds_are_not_pooled():
+    """Welch: two variances s²/3 with two degrees of freedom each."""
+    claim = dict(here=["glue", "proj, lsh", "eval_loss"], alone=True,
+                 control=["glue", "proj, md5", "eval_loss"])
+    difference = claims.compare(claim, *claims.read_sides(claim))
+    runs = read_table("glue", "eval_loss")
+    first = statistics.variance(runs["proj, lsh"]) / 3
+    second = statistics.variance(runs["proj, md5"]) / 3
+    freedom = (first + second) ** 2 / (first**2 / 2 + second**2 / 2)
+    assert difference.freedom == pytest.approx(freedom)
+    expected = claims.find_quantile(freedom) * math.sqrt(first + second)
+    assert difference.limit == pytest.approx(expected, rel=1e-3)
+
+
+def test_kept_rows_are_paired(tmp_path, monkeypatch):
+    """Two rows that both find hard say nothing of the difference."""
+    hard = np.array([10.0, 2.0, 7.0, 4.0])
+    edge = np.array([1.0, 2.0, 1.0, 0.0])  # of the first variant, row by row
+    rows = []
+    for name, values in (("a", hard + edge), ("b", hard)):
+        runs = [values - 1, values + 1]  # two runs of a variant
+        rows.append(dict(
+            name=name, seeds=3, score=values.mean(), score_std=0.5,
+            score_rows=[" ".join(map(str, run)) for run in runs]))
+    (tmp_path / "results").mkdir()
+    write_json(tmp_path / "results/x.json", dict(rows=rows))
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    claim = dict(here=["x", "a", "score"], control=["x", "b", "score"])
+
+    difference = claims.compare(claim, *claims.read_sides(claim))
+
+    of_runs = 0.25 * (1 / 3 + 1 / 3)  # four degrees of freedom
+    of_rows = statistics.variance(edge) / 4  # three
+    total = of_runs + of_rows
+    freedom = total**2 / (of_runs**2 / 4 + of_rows**2 / 3)
+    assert difference.mean == 1
+    assert difference.freedom == pytest.approx(freedom)
+    assert difference.limit == pytest.approx(
+        claims.find_quantile(round(freedom, 3)) * math.sqrt(total))
+
+
+def test_rows_that_were_not_kept_count_as_different_ones():
+    claim = dict(here=["twins", "dense", "sst2"], control=["twins", "dense", "sst2"], n=872)
+    here, control = claims.read_sides(claim)
+    accuracy = statistics.mean(read_table("twins", "sst2")["dense"])
+    of_rows = accuracy * (100 - accuracy) / 872
+    assert here["row_variance"] == pytest.approx(of_rows)
+    runs = read_table("twins", "sst2").values()
+    of_runs = statistics.mean(map(statistics.variance, runs)) * (1 / 3 + 1 / 3)
+    total = of_runs + 2 * of_rows
+    freedom = total**2 / (of_runs**2 / 6 + 2 * of_rows**2 / 871)
+    limit = claims.compare(claim, here, control).limit
+    assert limit == pytest.approx(claims.find_quantile(freedom) * math.sqrt(total), rel=1e-4)
+
+
+def test_error_of_a_correlation():
+    claim = dict(n=1500, is_correlation=True)
+    cell = claims.read_cell(["glue", "proj, lsh", "stsb"], claim)
+    r = cell["mean"] / 100
+    # for normal variables
+    assert cell["row_variance"] == pytest.approx(1e4 * (1 - r**2) ** 2 * (1 + r**2 / 2) / 1500)
 
 
 def test_share_of_the_control_has_the_share_of_its_error():
     cell = ["twins", "dense", "sst2"]
-    whole, part = claims.read_sides(dict(here=cell, control=cell, share=0.1))
-    for key in ("mean", "std", "error", "seed_error"):
-        assert part[key] == pytest.approx(0.1 * whole[key])
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_fewer_than_three_seeds_decide_nothing(seeds):
-    here = make_value(90, seeds=seeds)
-    verdict = claims.judge({}, here, make_value(10))
-    assert verdict.startswith("not decided")
-
-
-def test_error_has_seeds_and_rows():
-    cell = claims.read_cell(["twins", "dense", "sst2"], dict(n=872))
-    rows = read_json(ROOT / "results/twins.json")["rows"]
-    [row] = [row for row in rows if row["name"] == "dense"]
-    accuracy = row["sst2"]
-    of_seeds = row["sst2_std"] ** 2 / 3
-    of_rows = accuracy * (100 - accuracy) / 872
-    error = math.sqrt(of_seeds + of_rows)
-    assert cell["error"] == pytest.approx(error)
-
-
-def test_error_of_a_correlation():
-    cell = claims.read_cell(["glue", "proj, lsh", "stsb"], dict(n=1500, is_correlation=True))
-    r = cell["mean"] / 100
-    of_rows = 100 * (1 - r**2) * math.sqrt((1 + r**2 / 2) / 1500)  # for normal variables
-    assert cell["error"] == pytest.approx(math.hypot(cell["std"] / math.sqrt(3), of_rows))
+    whole = claims.compare({}, *claims.read_sides(dict(here=cell, control=cell)))
+    claim = dict(here=cell, control=cell, share=0.1)
+    here, part = claims.read_sides(claim)
+    assert part["mean"] == pytest.approx(0.1 * here["mean"])
+    assert part["std"] == pytest.approx(0.1 * here["std"])
+    limit = claims.compare(claim, here, part).limit
+    assert limit == pytest.approx(whole.limit * math.sqrt((1 + 0.01) / 2))
 
 
 def test_ratio_of_two_numbers_of_a_row_has_no_error():
@@ -86,4 +189,12 @@ def test_ratio_of_two_numbers_of_a_row_has_no_error():
     rows = read_json(ROOT / "results/bloom.json")["rows"]
     [row] = [row for row in rows if row["name"] == "alpha 50, flat"]
     assert cell["mean"] == row["all"] / row["sure"]
-    assert cell["error"] == 0
+    assert cell["std"] is None
+    assert cell["row_variance"] == 0
+
+
+def test_counts_add_up_to_the_claims():
+    text = dict(claims.list_tables())["claims count"]
+    for line in text.splitlines():
+        total, *counts = [int(number) for number in re.findall(r"\d+", line)]
+        assert sum(counts) == total

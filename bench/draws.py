@@ -1,0 +1,185 @@
+"""Runs that differ in their draw of the hash functions: held-out losses and recall, row by row.
+
+    bash runs/hash-draws.sh                                  trains the runs, and skips known ones
+    python -m bench.draws losses --runs 'out/draws-*' --known results/draws.json
+    python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz
+
+A folder such as out/draws-proj-lsh-0 is a run of the variant proj-lsh. The rows, windows of text or
+item sets, and what is corrupted in them are the same for all runs of a corpus, whatever their
+seeds, so that two variants can be compared row by row (bench/claims.py).
+"""
+
+import contextlib
+import glob
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench import harness
+from bench.attention import use_random_buckets
+from bench.harness import CORPUS, RUNS
+from data.batches import Draw, TextBatches
+from data.codes import build_targets
+from data.items import ItemSetBatches, split_pages
+from objectives import build_objective, make_batch
+from support.common import load_checkpoint, read_json
+from tokenizer import FIRST_WORD_ID
+
+RANDOM = "random"  # in the name of a variant that bench/random_pairs.py trained
+SETTINGS = ("seed", "hash_seed", "key", "steps", "corpus")  # of a run, kept beside its rows
+
+LOSSES = """
+    variant                 | name  | s
+    loss                    | loss  | .4f ±
+    runs, a hash draw each  | seeds | ,
+    held-out windows        | n     | ,
+"""
+RECALL = """
+    variant                 | name   | s
+    rec@1, %                | recall | .2f ±
+    runs, a hash draw each  | seeds  | ,
+    held-out sets           | n      | ,
+"""
+
+
+def bench_losses(args):
+    """Collect the held-out losses of pre-trained runs, window by window."""
+    return collect(args, "loss", measure_windows)
+
+
+def bench_recall(args):
+    """Collect the recall of runs over item sets, set by set; each item of a set is masked once."""
+    return collect(args, "recall", measure_sets)
+
+
+def collect(args, key, measure):
+    """Yield a row for each variant of --runs, and of the file --known.
+
+    Runs that have not ended are left out.
+
+    Args:
+        args: Namespace with the flags of the tables.
+        key: str, of what is measured.
+        measure: function(folder, args) -> numbers of the held-out rows, float array (n,), whose
+            mean is what is measured, and the settings of the run, dict.
+    """
+    variants = {}  # name -> list of dict, a run each
+    if args.known is not None and Path(args.known).exists():
+        for row in read_json(args.known)["rows"]:
+            runs = [run | dict(text=text) for run, text in zip(row["runs"], row[f"{key}_rows"])]
+            variants[row["name"]] = runs
+    folders = []
+    for pattern in args.runs:
+        folders += sorted(glob.glob(pattern))
+    for folder in folders:
+        name = Path(folder).name  # such as draws-proj-lsh-0
+        _, _, variant = name.rpartition("-")[0].partition("-")
+        runs = variants.setdefault(variant, [])
+        if any(run["run"] == name for run in runs) or not has_ended(folder):
+            continue
+        numbers, settings = measure(folder, args)
+        # three digits a row: what is rounded away is far below the error of a mean
+        text = " ".join(f"{number:.3f}" for number in numbers)
+        runs.append(dict(run=name, settings=settings, text=text) | {key: float(numbers.mean())})
+
+    for name, runs in variants.items():
+        if not runs:  # none has ended
+            continue
+        runs.sort(key=lambda run: run["run"])
+        texts = [run.pop("text") for run in runs]
+        row = dict(name=name, seeds=len(runs), n=len(texts[0].split()))
+        row |= harness.summarize([{key: run[key]} for run in runs])
+        yield row | {"runs": runs, f"{key}_rows": texts}
+
+
+def has_ended(folder):
+    """Return whether a run has taken its last step."""
+    if not Path(folder, "ckpt.pt").exists():
+        return False
+    checkpoint = load_checkpoint(folder)
+    return checkpoint["step"] == checkpoint["run"]["steps"]
+
+
+def load_ended(folder, args):
+    """Return model, corpus, objective and settings of a run, as they are after its last step."""
+    model, tokenizer, checkpoint = harness.load_run(folder)
+    run = checkpoint["run"]
+    corpus = harness.load_corpus_of(run, args)
+    tokenizer.ids(corpus.words)
+    harness.set_codes(model, tokenizer)
+    model.eval()
+    targets = build_targets(model.config, tokenizer, corpus, model.codes)
+    objective = build_objective(model.config, Namespace(**run),
+                                Namespace(targets=targets, tokenizer=tokenizer), model.device)
+    return model, corpus, objective, {name: run[name] for name in SETTINGS}
+
+
+@torch.no_grad()
+def measure_windows(folder, args):
+    """Measure a run's loss on each held-out window.
+
+    Returns:
+        losses: float array (W,). A window counts by its number of scored positions: the mean over
+            windows is the loss of a position, as pretrain.py reports it.
+        settings: dict, those of SETTINGS.
+    """
+    model, corpus, objective, settings = load_ended(folder, args)
+    word_counts = corpus.counts[FIRST_WORD_ID:len(model.codes)]
+    batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
+    # all windows are corrupted at once, as in an evaluation, and read one by one
+    held_out = objective.corrupt_batch(batches.eval_batch(slice(None)))
+    context = contextlib.nullcontext()  # changes nothing
+    if RANDOM in Path(folder).name:
+        context = use_random_buckets()
+    torch.manual_seed(0)  # for random buckets
+    losses = []
+    num_scored = 0
+    with context:
+        for inputs, labels in zip(held_out.inputs, held_out.labels):
+            batch = make_batch(inputs.unsqueeze(0), labels.unsqueeze(0))
+            losses.append(objective.loss(model, batch).item())
+            num_scored += len(batch.positions)
+    return np.array(losses) * len(losses) / num_scored, settings
+
+
+@torch.no_grad()
+def measure_sets(folder, args):
+    """Measure a run's recall@1 on each held-out set, in percent.
+
+    Each item of a set is masked in turn: a set of five items gives five predictions, not one.
+
+    Returns:
+        recall: float array (S,). A set counts by its number of items: the mean over sets is the
+            recall of an item.
+        settings: dict, those of SETTINGS.
+    """
+    model, corpus, objective, settings = load_ended(folder, args)
+    word_counts = corpus.counts[FIRST_WORD_ID:len(model.codes)]
+    batches = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), word_counts,
+                             model.config.length, 1, seed=0)
+    held_out = batches.eval_batch(slice(None))
+    hits = []
+    num_items = 0
+    for ids in held_out.ids:
+        items = ids[ids != 0]  # (n,), without padding
+        n = len(items)
+        # row i has item i masked
+        draw = Draw(items.repeat(n, 1), None, is_masked=torch.eye(n, dtype=torch.bool))
+        batch = objective.corrupt_batch(draw)
+        logits, _ = objective.score(model, batch)
+        hits.append((objective.rank(logits, batch) == 0).sum().item())
+        num_items += n
+    return 100 * np.array(hits) * len(hits) / num_items, settings
+
+
+FLAGS = CORPUS | RUNS | dict(known=None)
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "losses": (bench_losses, LOSSES, FLAGS),
+    "recall": (bench_recall, RECALL, FLAGS),
+}
+
+
+if __name__ == "__main__":
+    harness.main("bench.draws", TABLES, __doc__)

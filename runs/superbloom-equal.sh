@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Superbloom, Table 2 in small: two hash tokens against tables of equal size, over draws of the maps.
+# Makes: results/equal.json. Runs in it are not trained again. Never run.
+# Data: simplewiki.jsonl.gz, the links of each page of the Simple English Wikipedia of April 2007.
+# Hardware: one CPU core, 20 minutes for 6,000 steps.
+# Differs from the paper: the preset superbloom-small, alpha 4 and 25, no dropout. The table of width 16
+#     is as starved as the paper's, a sixteenth of the tokens' width. Each item is masked in turn.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+pretrain() {  # variant, draw, flags
+    local name=sets-$1-$2
+    grep -q "\"$name\"" results/equal.json || python pretrain.py --preset superbloom-small \
+        --data simplewiki.jsonl.gz --dropout 0 --seed $2 "${@:3}" --out out/$name
+}
+
+for draw in 0 1 2 3; do
+    pretrain tokens-alpha4 $draw --alpha 4 --steps 6000 --hash_seed $draw
+    pretrain table-d168 $draw --emb lookup --width 168 --ffn 336 --steps 6000
+    pretrain tokens-alpha25 $draw --alpha 25 --steps 12000 --hash_seed $draw
+    pretrain table-d88 $draw --emb lookup --width 88 --ffn 176 --steps 12000
+    pretrain table-d16 $draw --emb lookup --width 16 --ffn 32 --steps 12000
+done
+python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz \
+    --known results/equal.json --json results/equal.json
