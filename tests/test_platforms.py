@@ -97,36 +97,3 @@ def test_consoles_of_windows_show_every_letter_or_its_escape(tmp_path):
     """cp1252 has no letter of Thai; a script prints an escape instead of ending."""
     done = simulate(None, "infer.py", "the café sat on ไทย", PYTHONIOENCODING="cp1252")
     assert "caf" in done.stdout
-
-
-def test_few_open_files_end_in_a_run_or_one_line(text_path, tmp_path):
-    flags = [*SMALL, "--steps", 2, "--data", text_path, "--workers", 2, "--micro", 1]
-    files = ["--cache", tmp_path / "cache", "--out", tmp_path / "out"]
-    command = [sys.executable, "tests/scripts/simulate.py", "few-files", "pretrain.py"]
-    done = subprocess.run([*command, *map(str, [*flags, *files])], cwd=ROOT, capture_output=True,
-                          text=True, timeout=280)
-    assert done.returncode in (0, 2)
-    if done.returncode == 2:
-        assert done.stderr.splitlines()[-1].startswith("pretrain.py: ")
-
-
-def can_mount():
-    """Return whether this process may mount a file system of its own."""
-    command = ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
-    return shutil.which("unshare") is not None and subprocess.run(
-        command, capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not can_mount(), reason="no right to mount")
-def test_small_shared_memory_ends_in_a_run_or_one_line(text_path, tmp_path):
-    """Docker gives 64 MB to the batches that workers send; here 1 MB is too little."""
-    flags = [*SMALL, "--steps", 2, "--data", text_path, "--workers", 2, "--batch", 512,
-             "--micro", 512, "--length", 64]
-    files = ["--cache", tmp_path / "cache", "--out", tmp_path / "out"]
-    script = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec \"$@\""
-    command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "pretrain.py"]
-    done = subprocess.run([*command, *map(str, [*flags, *files])], cwd=ROOT, capture_output=True,
-                          text=True, timeout=280)
-    assert done.returncode in (0, 2), done.stderr[-2000:]
-    if done.returncode == 2:
-        assert "pretrain.py: --workers" in done.stderr

@@ -1,4 +1,4 @@
-"""docs/reading.md and reading-2.md are true: functions exist, commands select tests, diffs apply."""
+"""docs/reading.md and reading-2.md are true: functions exist, commands work, diffs apply."""
 
 import re
 import shutil

@@ -5,7 +5,6 @@
     no-fork            processes are spawned, as on macOS and Windows
     no-compiler        no C++ compiler, no Triton
     no-distributed     a PyTorch without torch.distributed
-    few-files          64 open files at most
 """
 
 import multiprocessing
@@ -44,16 +43,10 @@ def remove_distributed():
         delattr(torch.distributed, name)
 
 
-def limit_files():
-    import resource
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-
-
 SYSTEMS = {
     "no-fork": remove_fork,
     "no-compiler": remove_compiler,
     "no-distributed": remove_distributed,
-    "few-files": limit_files,
 }
 
 if __name__ == "__main__":
