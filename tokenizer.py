@@ -14,6 +14,7 @@ Notation:
 Demo: python tokenizer.py
 """
 
+import inspect
 import json
 import re
 from collections import Counter
@@ -151,21 +152,36 @@ class HashTokenizer:
         """Return the tokenizer of a state() and a model's config.
 
         Raises:
-            Exception: The state is damaged or does not fit the model. The BPE library raises this
-                type.
+            ValueError: A part is missing, of an unknown kind, or damaged.
         """
+        for name in ("split", "subwords", "hash_seed", "key", "hash_name", "hash", "vocabulary",
+                     "bloom_map"):
+            if name not in state:
+                raise ValueError(f"tokenizer: expected {name}, got {', '.join(state)}.")
+        if state["split"] not in SPLITS:
+            raise ValueError(f"split: expected one of {[*SPLITS]}, got {state['split']!r}.")
         subwords = None
-        if state["subwords"] is not None:
+        if state["split"] in SUBWORDS:
             subwords = SUBWORDS[state["split"]](state["subwords"])
         hash = None
         if state["hash"] is not None:  # if it is None, older checkpoints have a name all the same
-            hash = HASHES[state["hash_name"]](**state["hash"])
+            hash = load_hash(state["hash_name"], state["hash"])
         bloom_map = None
         if state["bloom_map"] is not None:
             bloom_map = BloomMap.load(state["bloom_map"])
         return make_tokenizer(
             config, state["split"], subwords, hash_seed=state["hash_seed"], key=state["key"],
             hash=hash, vocabulary=state["vocabulary"], bloom_map=bloom_map)
+
+
+def load_hash(name, state):
+    """Return the hash of a name and a state(); ValueError for an unknown name or other fields."""
+    if name not in HASHES:
+        raise ValueError(f"hash: expected one of {[*HASHES]}, got {name!r}.")
+    expected = inspect.signature(HASHES[name]).parameters
+    if set(state) != set(expected):
+        raise ValueError(f"hash {name}: expected {', '.join(expected)}, got {', '.join(state)}.")
+    return HASHES[name](**state)
 
 
 class FixedTokenizer(HashTokenizer):
@@ -237,13 +253,20 @@ class BPE:
 
     Attributes:
         units: list[str], the pieces by the library's own number.
+
+    Raises:
+        ValueError: json_text is damaged.
     """
 
     name = "bpe"
 
     def __init__(self, json_text):
         self.json = json_text
-        self.tokenizer = import_tokenizers().Tokenizer.from_str(json_text)
+        library = import_tokenizers()
+        try:
+            self.tokenizer = library.Tokenizer.from_str(json_text)
+        except Exception as error:  # the library has no type of its own
+            raise ValueError(f"pieces of BPE: could not be read ({error})") from error
         number_of_piece = self.tokenizer.get_vocab()
         self.units = sorted(number_of_piece, key=number_of_piece.get)
 
