@@ -17,13 +17,13 @@ Demo: python tokenizer.py
 import inspect
 import json
 import re
+import unicodedata
 from collections import Counter
 
 import numpy as np
 
 from bloom import BloomMap
 from data.coders import CODERS, BitCoder, SketchCoder
-from data.names import clean_name
 from hashing import HASHES, MD5, check_words, list_words, split_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
@@ -140,9 +140,10 @@ class HashTokenizer:
             hash_seed=self.targets.hash_seed, key=self.targets.key,
             hash_name=None, hash=None, vocabulary=coder.vocabulary, bloom_map=None)
         if coder.hash is not None:
-            name_of_class = {hash_class: name for name, hash_class in HASHES.items()}
-            state["hash_name"] = name_of_class[type(coder.hash)]
             state["hash"] = coder.hash.state()
+            for name, hash_class in HASHES.items():
+                if type(coder.hash) is hash_class:
+                    state["hash_name"] = name
         if coder.bloom_map is not None:
             state["bloom_map"] = coder.bloom_map.state()
         return state
@@ -360,7 +361,8 @@ class Phrases:
             else:  # one word, in pieces of BPE, which lower-cases
                 pieces, inside = self.bpe.split(text[first:last])
                 tokens.extend(pieces)
-                token_spans.extend((first + a, first + b) for a, b in inside)
+                for a, b in inside:
+                    token_spans.append((first + a, first + b))
         return tokens, token_spans
 
     def split_texts(self, texts):
@@ -369,6 +371,16 @@ class Phrases:
 
 
 # Names of items
+
+
+def clean_name(text):
+    """Return a name in NFC, without white space, U+FEFF and U+200B at its ends.
+
+    Names of items, classes and columns that look alike are equal then. U+FEFF is a byte-order mark,
+    which stands in the middle of joined files. U+200B is a space of width 0.
+    """
+    text = unicodedata.normalize("NFC", text)
+    return re.sub(r"^[\s\ufeff\u200b]+|[\s\ufeff\u200b]+$", "", text)
 
 
 def match_longest(words, phrases, max_words):
@@ -406,7 +418,9 @@ class ItemNames:
 
     def __init__(self, names=()):
         self.names = set(names)
-        self.max_words = max([1 + name.count(" ") for name in self.names], default=1)
+        self.max_words = 1
+        for name in self.names:
+            self.max_words = max(self.max_words, 1 + name.count(" "))
 
     def split(self, text):
         """Return the names in a text, list[str], and spans list[(start, end)].

@@ -41,8 +41,8 @@ from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS, make_splitter
 # again. A version number would leave a stale corpus wherever somebody forgets it
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [ROOT / name for name in (
-    "data/corpus.py", "data/names.py", "data/python_source.py", "data/rows.py", "data/sources.py",
-    "hashing.py", "tokenizer.py")]
+    "data/corpus.py", "data/python_source.py", "data/rows.py", "data/sources.py", "hashing.py",
+    "tokenizer.py")]
 BLOCK = 1 << 24  # token IDs in memory at a time
 
 

@@ -104,7 +104,7 @@ def test_topics_of_a_file_without_the_columns_are_refused(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"title": "t", "context": "a"}')
     argv = ["articles", str(path), str(tmp_path)]
-    assert_refused(topics.main, argv, "a.jsonl, row 1: expected a text in column question, got None")
+    assert_refused(topics.main, argv, "row 1: expected a text in column question, got None")
 
 
 @pytest.mark.parametrize("name, sizes", gpu.QUICK.items())
