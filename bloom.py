@@ -139,6 +139,8 @@ class BloomMap(ItemMap):
     @classmethod
     def load(cls, state):
         """Return the BloomMap of a state(); ValueError if its digests are not the saved ones."""
+        if set(state) != {"n_items", "alpha", "m", "seed", "check", "orders"}:
+            raise ValueError(f"Bloom map: expected what state returns, got {', '.join(state)}.")
         options = dict(state)
         check = options.pop("check")
         if options["orders"] is not None:

@@ -43,7 +43,7 @@ from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, load_model
 from support.common import InputError, Ranks, add_device_flags, at_least, autocast, blame
 from support.common import find_checkpoint, fingerprint, load_checkpoint, lock_output, make_parser
-from support.common import quote_command, reading, resolve_device, run_script, save_checkpoint
+from support.common import quote_command, resolve_device, run_script, save_checkpoint
 from support.common import send, write_json
 from support.results import FORMAT, Outcome, Result, check_out, job_path, keep_best_model
 from support.results import model_path, read_result, summarize, write_results
@@ -362,16 +362,17 @@ def load_start(args):
     """Return the Start of --ckpt or --preset."""
     if args.preset:
         return Start(Config.choose(PRESETS[args.preset]), weights={}, task={})
-    with reading(args.ckpt):
-        checkpoint = load_checkpoint(args.ckpt)
-        content = Path(find_checkpoint(args.ckpt)).read_bytes()
-        start = Start(
-            config=load_model(checkpoint).config,  # raises where the weights do not fit it
-            weights=checkpoint["model"],
-            task=checkpoint.get("task", {}),
-            tokenizer=checkpoint["tokenizer"],
-            words=checkpoint["words"],
-            digest=hashlib.sha256(content).hexdigest())
+    checkpoint = load_checkpoint(args.ckpt)
+    with blame(args.ckpt):
+        config = load_model(checkpoint).config  # raises where the weights do not fit it
+    content = Path(find_checkpoint(args.ckpt)).read_bytes()
+    start = Start(
+        config=config,
+        weights=checkpoint["model"],
+        task=checkpoint.get("task", {}),
+        tokenizer=checkpoint["tokenizer"],
+        words=checkpoint["words"],
+        digest=hashlib.sha256(content).hexdigest())
     if not start.config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
     if args.from_scratch:
@@ -409,7 +410,7 @@ def encode_assignment(assignment):
 def build_tokenizer(start, train_rows):
     """Return the tokenizer of a checkpoint, or one whose hash knows the words of the rows."""
     if start.tokenizer is not None:
-        with reading("--ckpt"):
+        with blame("--ckpt"):
             return HashTokenizer.load(start.tokenizer, start.config)
     word_counts = collections.Counter()
     for texts, _ in train_rows:

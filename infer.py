@@ -37,7 +37,7 @@ from data.squad import V2, find_answers, sliding_windows
 from model import HEADS, load_model
 from objectives import ShuffleRandom
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
-from support.common import reading, run_script, send
+from support.common import run_script, send
 from support.predict_file import write_rows, write_vectors
 from tokenizer import FIRST_WORD_ID, MASK, MAX_UNKNOWN, SPECIALS, HashTokenizer, ItemNames
 from tokenizer import build_inputs, item_names
@@ -139,7 +139,7 @@ class Predictor:
 
     def __init__(self, path, device="cpu", truncate=False):
         checkpoint = load_checkpoint(path)
-        with reading(path):
+        with blame(path):
             self.model = load_model(checkpoint)
             self.config = self.model.config
             self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)

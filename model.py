@@ -107,6 +107,15 @@ class Config:
         return HEADS[self.head].predicts_rows
 
     @classmethod
+    def load(cls, settings):
+        """Return the Config of a checkpoint's dict; ValueError where it has other fields."""
+        names = [field.name for field in fields(cls)]
+        unknown = [name for name in settings if name not in names]
+        if unknown:
+            raise ValueError(f"config: expected fields of Config, got {', '.join(unknown)}.")
+        return cls(**settings)
+
+    @classmethod
     def choose(cls, settings):
         """Return the Config of a dict of settings, which may have others besides its fields."""
         names = [field.name for field in fields(cls)]
@@ -500,11 +509,19 @@ def sinusoids(length, width):
 
 
 def load_model(checkpoint):
-    """Return the Model of a checkpoint, in evaluation mode."""
+    """Return the Model of a checkpoint, in evaluation mode.
+
+    Raises:
+        ValueError: The config has unknown fields or values, or the weights do not fit it.
+    """
+    config = Config.load(checkpoint["config"])
     with torch.device("meta"):  # takes no memory, until the weights are assigned
-        model = Model(Config(**checkpoint["config"]))
+        model = Model(config)
     weights = copy.deepcopy(checkpoint["model"])  # two models of a checkpoint share none
-    model.load_state_dict(weights, assign=True)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"weights: {str(error):.200}") from error
     return model.float().eval()  # those in models/ have half precision
 
 

@@ -14,15 +14,16 @@ Notation:
 Demo: python tokenizer.py
 """
 
+import inspect
 import json
 import re
+import unicodedata
 from collections import Counter
 
 import numpy as np
 
 from bloom import BloomMap
 from data.coders import CODERS, BitCoder, SketchCoder
-from data.names import clean_name
 from hashing import HASHES, MD5, check_words, list_words, split_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
@@ -139,9 +140,10 @@ class HashTokenizer:
             hash_seed=self.targets.hash_seed, key=self.targets.key,
             hash_name=None, hash=None, vocabulary=coder.vocabulary, bloom_map=None)
         if coder.hash is not None:
-            name_of_class = {hash_class: name for name, hash_class in HASHES.items()}
-            state["hash_name"] = name_of_class[type(coder.hash)]
             state["hash"] = coder.hash.state()
+            for name, hash_class in HASHES.items():
+                if type(coder.hash) is hash_class:
+                    state["hash_name"] = name
         if coder.bloom_map is not None:
             state["bloom_map"] = coder.bloom_map.state()
         return state
@@ -151,21 +153,36 @@ class HashTokenizer:
         """Return the tokenizer of a state() and a model's config.
 
         Raises:
-            Exception: The state is damaged or does not fit the model. The BPE library raises this
-                type.
+            ValueError: A part is missing, of an unknown kind, or damaged.
         """
+        for name in ("split", "subwords", "hash_seed", "key", "hash_name", "hash", "vocabulary",
+                     "bloom_map"):
+            if name not in state:
+                raise ValueError(f"tokenizer: expected {name}, got {', '.join(state)}.")
+        if state["split"] not in SPLITS:
+            raise ValueError(f"split: expected one of {[*SPLITS]}, got {state['split']!r}.")
         subwords = None
-        if state["subwords"] is not None:
+        if state["split"] in SUBWORDS:
             subwords = SUBWORDS[state["split"]](state["subwords"])
         hash = None
         if state["hash"] is not None:  # if it is None, older checkpoints have a name all the same
-            hash = HASHES[state["hash_name"]](**state["hash"])
+            hash = load_hash(state["hash_name"], state["hash"])
         bloom_map = None
         if state["bloom_map"] is not None:
             bloom_map = BloomMap.load(state["bloom_map"])
         return make_tokenizer(
             config, state["split"], subwords, hash_seed=state["hash_seed"], key=state["key"],
             hash=hash, vocabulary=state["vocabulary"], bloom_map=bloom_map)
+
+
+def load_hash(name, state):
+    """Return the hash of a name and a state(); ValueError for an unknown name or other fields."""
+    if name not in HASHES:
+        raise ValueError(f"hash: expected one of {[*HASHES]}, got {name!r}.")
+    expected = inspect.signature(HASHES[name]).parameters
+    if set(state) != set(expected):
+        raise ValueError(f"hash {name}: expected {', '.join(expected)}, got {', '.join(state)}.")
+    return HASHES[name](**state)
 
 
 class FixedTokenizer(HashTokenizer):
@@ -237,13 +254,20 @@ class BPE:
 
     Attributes:
         units: list[str], the pieces by the library's own number.
+
+    Raises:
+        ValueError: json_text is damaged.
     """
 
     name = "bpe"
 
     def __init__(self, json_text):
         self.json = json_text
-        self.tokenizer = import_tokenizers().Tokenizer.from_str(json_text)
+        library = import_tokenizers()
+        try:
+            self.tokenizer = library.Tokenizer.from_str(json_text)
+        except Exception as error:  # the library has no type of its own
+            raise ValueError(f"pieces of BPE: could not be read ({error})") from error
         number_of_piece = self.tokenizer.get_vocab()
         self.units = sorted(number_of_piece, key=number_of_piece.get)
 
@@ -337,7 +361,8 @@ class Phrases:
             else:  # one word, in pieces of BPE, which lower-cases
                 pieces, inside = self.bpe.split(text[first:last])
                 tokens.extend(pieces)
-                token_spans.extend((first + a, first + b) for a, b in inside)
+                for a, b in inside:
+                    token_spans.append((first + a, first + b))
         return tokens, token_spans
 
     def split_texts(self, texts):
@@ -346,6 +371,16 @@ class Phrases:
 
 
 # Names of items
+
+
+def clean_name(text):
+    """Return a name in NFC, without white space, U+FEFF and U+200B at its ends.
+
+    Names of items, classes and columns that look alike are equal then. U+FEFF is a byte-order mark,
+    which stands in the middle of joined files. U+200B is a space of width 0.
+    """
+    text = unicodedata.normalize("NFC", text)
+    return re.sub(r"^[\s\ufeff\u200b]+|[\s\ufeff\u200b]+$", "", text)
 
 
 def match_longest(words, phrases, max_words):
@@ -383,7 +418,9 @@ class ItemNames:
 
     def __init__(self, names=()):
         self.names = set(names)
-        self.max_words = max([1 + name.count(" ") for name in self.names], default=1)
+        self.max_words = 1
+        for name in self.names:
+            self.max_words = max(self.max_words, 1 + name.count(" "))
 
     def split(self, text):
         """Return the names in a text, list[str], and spans list[(start, end)].

@@ -249,14 +249,20 @@ def load_released(folder, config):
             content = load_file(path)
         else:
             path = Path(folder, "pytorch_model.bin")
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        released = {name.removeprefix("canine."): weight for name, weight in content.items()}
-        released.pop("char_embeddings.position_ids", None)  # 0, 1, 2, ...: of older versions
-        weights = {}
-        for ours, theirs in released_names(config).items():
-            weights[ours] = torch.cat([released.pop(name).float() for name in theirs])
-        if released:
-            raise ValueError(f"weights of no part of the model: {list(released)[:3]}")
+            content = dict(torch.load(path, map_location="cpu", weights_only=True))
+    released = {name.removeprefix("canine."): weight for name, weight in content.items()}
+    released.pop("char_embeddings.position_ids", None)  # 0, 1, 2, ...: of older versions
+    weights = {}
+    for ours, theirs in released_names(config).items():
+        for name in theirs:
+            if name not in released:
+                raise InputError(f"{folder}: expected the weights of CANINE-C, got no {name}.")
+        parts = [released.pop(name).float() for name in theirs]
+        with reading(folder):  # raises where sizes differ
+            weights[ours] = torch.cat(parts)
+    if released:
+        raise InputError(f"{folder}: expected the weights of CANINE-C alone, got "
+                         f"{list(released)[:3]} too.")
     return weights
 
 

@@ -20,7 +20,7 @@ import re
 import numpy as np
 
 from data.rows import read_rows
-from support.common import reading, run_script
+from support.common import InputError, run_script
 
 NATIONS = ("American", "English", "British", "German", "Canadian", "Australian", "French",
            "Italian", "Irish")
@@ -77,19 +77,23 @@ def write_task(folder, examples, num_train, num_dev):
                 print(json.dumps(part[i]), file=file)
 
 
-KINDS = {  # name -> function that lists the examples, rows of train and of dev
-    "articles": (list_questions, 5_000, 2_000),
-    "nations": (list_paragraphs, 4_000, 1_500),
+# name -> function that lists the examples, the columns that it reads, rows of train and of dev
+KINDS = {
+    "articles": (list_questions, ["title", "context", "question"], 5_000, 2_000),
+    "nations": (list_paragraphs, ["title", "text"], 4_000, 1_500),
 }
 
 
 def build(kind, source, out):
     """Read the rows of a file, and write the task to the folder OUT/KIND."""
     rows = list(read_rows(source))
-    list_examples, num_train, num_dev = KINDS[kind]
-    with reading(source):  # a row without the columns
-        examples = list_examples(rows)
-    write_task(f"{out}/{kind}", examples, num_train, num_dev)
+    list_examples, columns, num_train, num_dev = KINDS[kind]
+    for number, row in enumerate(rows, 1):
+        for column in columns:
+            if not isinstance(row.get(column), str):
+                raise InputError(f"{source}, row {number:,}: expected a text in column {column}, "
+                                 f"got {row.get(column)!r:.60}.")
+    write_task(f"{out}/{kind}", list_examples(rows), num_train, num_dev)
 
 
 def main(argv=None):

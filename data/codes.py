@@ -132,7 +132,7 @@ def fit_bloom_map(args, m, num_items):
 
 def load_tokenizer(state, config, corpus):
     """Return the tokenizer of another run's state(); InputError unless its IDs fit the corpus."""
-    with reading("--init_from"):
+    with blame("--init_from"):
         tokenizer = HashTokenizer.load(state, config)
     pieces = None if corpus.subwords is None else corpus.subwords.json
     # a hashed tokenizer has no list of words, so any corpus fits; a fixed one must be its beginning

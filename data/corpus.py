@@ -33,16 +33,16 @@ import numpy as np
 from tqdm import tqdm
 
 from data.sources import find_sources, name_data
-from support.common import InputError, build_once, fingerprint, num_cores, reading, start_workers
-from support.common import write_json
+from support.common import InputError, blame, build_once, fingerprint, num_cores, reading
+from support.common import start_workers, write_json
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS, make_splitter
 
 # The code that decides what a corpus contains. An edit of it, be it of a comment, builds corpora
 # again. A version number would leave a stale corpus wherever somebody forgets it
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [ROOT / name for name in (
-    "data/corpus.py", "data/names.py", "data/python_source.py", "data/rows.py", "data/sources.py",
-    "hashing.py", "tokenizer.py")]
+    "data/corpus.py", "data/python_source.py", "data/rows.py", "data/sources.py", "hashing.py",
+    "tokenizer.py")]
 BLOCK = 1 << 24  # token IDs in memory at a time
 
 
@@ -300,22 +300,23 @@ class Corpus:
     def __init__(self, folder):
         self.folder = folder
         self.subwords = None
-        with reading(f"{folder} (damaged corpus; remove it and it is built again)"):
-            path = Path(folder)
+        path = Path(folder)
+        source = f"{folder} (damaged corpus; remove it and it is built again)"
+        with reading(source):
             self.meta = json.loads((path / "meta.json").read_text())
             # memmap: the IDs stay on disk until a batch reads them
             self.ids = np.memmap(path / "ids.bin", self.meta["dtype"], "r")
             self.counts = np.load(path / "counts.npy")
             self.offsets = np.load(path / "offsets.npy")
             text = (path / "words.txt").read_text("utf-8", "surrogatepass")
-            self.words = text.split("\n")[:-1]
-            split = self.meta["split"]
-            if split in SUBWORDS:
-                state = (path / "subwords.json").read_text("utf-8")
-                self.subwords = SUBWORDS[split](state)
-            num_ids = FIRST_WORD_ID + len(self.words)
-            if len(self.ids) != self.offsets[-1] or len(self.counts) != num_ids:
-                raise ValueError("incomplete")
+        self.words = text.split("\n")[:-1]
+        split = self.meta["split"]
+        if split in SUBWORDS:
+            with blame(source):
+                self.subwords = SUBWORDS[split]((path / "subwords.json").read_text("utf-8"))
+        num_ids = FIRST_WORD_ID + len(self.words)
+        if len(self.ids) != self.offsets[-1] or len(self.counts) != num_ids:
+            raise InputError(f"{source}: incomplete")
 
     def frequent(self, n):
         """Return the n most frequent words that occur, list[str]. Subwords are not by frequency."""

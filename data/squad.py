@@ -39,7 +39,7 @@ import torch.nn.functional as F
 
 from data.classification import parse_rows, read_records
 from data.rows import note_once
-from support.common import InputError, reading, send
+from support.common import InputError, blame, send
 from tokenizer import build_inputs
 
 V2 = "squad_v2"  # questions may have no answer
@@ -70,7 +70,7 @@ def read_squad(task, args, split):
     """
     original = f"{split}-{VERSIONS[task.name]}.json"
     records, source = read_records(args, split, original, f"rajpurkar/{task.name}")
-    with reading(source):
+    with blame(source):
         questions = list(list_questions(records))
     rows = parse_rows(questions, task, source, parse_answers)
     # v1 has no score for "no answer": such a question could not be answered right
@@ -86,14 +86,25 @@ def list_questions(records):
 
         file   {"paragraphs": [{"context": ..., "qas": [{"question": ..., "answers": ...}, ...]}]}
         hub    {"context": ..., "question": ..., "answers": ...}
+
+    Raises:
+        ValueError: a record has "paragraphs", but not as published.
     """
     for record in records:
         if "paragraphs" not in record:
             yield record
             continue
-        for paragraph in record["paragraphs"]:
-            for question in paragraph["qas"]:
+        for paragraph in list_objects(record, "paragraphs"):
+            for question in list_objects(paragraph, "qas"):
                 yield paragraph | question
+
+
+def list_objects(record, name):
+    """Return the list of objects that a record of a file has under a name."""
+    objects = record.get(name)
+    if not isinstance(objects, list) or not all(isinstance(part, dict) for part in objects):
+        raise ValueError(f"expected {name}, a list of objects, got {objects!r:.60}.")
+    return objects
 
 
 def parse_answers(cell, task, place):

@@ -594,4 +594,7 @@ def load_checkpoint(path):
     if version != FORMAT:
         raise InputError(f"{path}: expected checkpoint format {FORMAT}, got {version}. Train it "
                          "again.")
+    for name in ("config", "model", "tokenizer"):
+        if name not in parts:
+            raise InputError(f"{path}: expected a checkpoint with {name}, got {', '.join(parts)}.")
     return parts

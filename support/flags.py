@@ -24,7 +24,7 @@ from hashing import HASHES
 from model import CHOICES, PRESETS, Config, Model
 from objectives import OBJECTIVES
 from support.common import InputError, Ranks, add_device_flags, at_least, blame, find_checkpoint
-from support.common import load_checkpoint, make_parser, reading
+from support.common import load_checkpoint, make_parser
 from tokenizer import SPLITS, SUBWORDS
 
 # All settings: the fields of Config, also those without a flag (head, order, grams), and the rest,
@@ -117,8 +117,8 @@ def inherit_settings(initial, flags):
     source = f"--init_from {flags['init_from']}"
     if any(name not in run for name in INHERITED):
         raise InputError(f"{source}: expected a checkpoint of pretrain.py.")
-    with reading(source):  # fields of an older Config
-        inherited = dataclasses.asdict(Config(**initial["config"]))
+    with blame(source):
+        inherited = dataclasses.asdict(Config.load(initial["config"]))
     for name in INHERITED:
         inherited[name] = run[name]
     if "alpha" in run:  # it has a Bloom map

@@ -14,7 +14,7 @@ import torch
 import attention as lsh_attention
 import pretrain
 from bench import attention, claims, copies, figures, gpu, harness, hashformers, sketch
-from bench import superbloom, training
+from bench import superbloom, topics, training
 from hashing import MD5, sketch_index
 from model import Config
 from support.common import InputError, write_json
@@ -98,6 +98,13 @@ def test_commit_is_unknown_outside_a_clone_and_changed_by_a_new_file(tmp_path, m
 def test_command_with_bad_input_is_refused(file, argv, fragment):
     run = functools.partial(harness.main, "bench.file", file.TABLES, "")
     assert_refused(run, argv, fragment)
+
+
+def test_topics_of_a_file_without_the_columns_are_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"title": "t", "context": "a"}')
+    argv = ["articles", str(path), str(tmp_path)]
+    assert_refused(topics.main, argv, "row 1: expected a text in column question, got None")
 
 
 @pytest.mark.parametrize("name, sizes", gpu.QUICK.items())

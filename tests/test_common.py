@@ -459,9 +459,14 @@ def change_format(path):
     torch.save(dict(format=3), path)
 
 
+def drop_config(path):
+    torch.save(dict(format=common.FORMAT, model={}), path)
+
+
 @pytest.mark.parametrize("damage, message", [
     (cut, "could not be read"),
     (change_format, f"expected checkpoint format {common.FORMAT}, got 3"),
+    (drop_config, "expected a checkpoint with config, got format, model"),
 ])
 def test_load_checkpoint_that_is_not_whole_is_refused(path, damage, message):
     damage(path)

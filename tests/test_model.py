@@ -392,9 +392,13 @@ def test_models_of_one_checkpoint_share_no_weights():
     assert net.norm.weight.all()
 
 
-def test_load_model_refuses_what_does_not_fit():
-    """The 96 GiB are not allocated before they are refused."""
+@pytest.mark.parametrize("changes, message", [
+    # the 96 GiB are not allocated before they are refused
+    (dict(emb="emb", rows=2**31), "^weights: .*\n.*size mismatch for embedding.weight"),
+    (dict(emb_rows=7), "^config: expected fields of Config, got emb_rows"),
+])
+def test_load_model_refuses_what_does_not_fit(changes, message):
     net = tiny_model()
-    config = asdict(net.config) | dict(emb="emb", rows=2**31)
-    with pytest.raises(RuntimeError, match="size mismatch for embedding.weight"):
+    config = asdict(net.config) | changes
+    with pytest.raises(ValueError, match=message):
         load_model(dict(config=config, model=net.state_dict()))

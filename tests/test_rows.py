@@ -1,14 +1,14 @@
-"""data/rows.py, data/names.py: files of every format to rows, and names that look alike."""
+"""data/rows.py: files of every format to rows, and names of columns that look alike."""
 
 import json
 
 import datasets
 import pytest
 
-from data.names import clean_name
 from data.rows import read_rows
 from support.common import InputError
 from tests.helpers import list_pages
+from tokenizer import clean_name
 
 ROWS = [dict(n=1, text="one fish"), dict(n=2, text="two fish"), dict(n=3, text="naïve 日本")]
 TEXTS = [row["text"] for row in ROWS]

@@ -94,6 +94,16 @@ def test_read_squad_refuses_other_rows(tmp_path, change, message):
         read(tmp_path / "own.json", [record], "squad")
 
 
+@pytest.mark.parametrize("record, message", [
+    (dict(paragraphs=None), "own.json: expected paragraphs, a list of objects, got None"),
+    (dict(paragraphs=["a"]), "own.json: expected paragraphs, a list of objects, got "),
+    (dict(paragraphs=[dict(context="a")]), "own.json: expected qas, a list of objects, got None"),
+])
+def test_read_squad_refuses_other_nesting(tmp_path, record, message):
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / "own.json", [record])
+
+
 def test_misplaced_answer_is_trained_where_it_is_nearest_and_a_missing_one_not(tmp_path, capsys):
     """Each start is one too small, as after an emoji, which UTF-16 counts as two characters."""
     records = []

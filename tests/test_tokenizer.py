@@ -278,6 +278,28 @@ def test_silently_wrong_arguments_are_refused(call, message):
         call()
 
 
+@pytest.mark.parametrize("config, changes, message", [
+    (BITS, dict(hash=dict(bits=3)), "^hash md5: expected key, got bits"),
+    (BITS, dict(hash_name="md6"), "^hash: expected one of .*, got 'md6'"),
+    (BITS, dict(split="item"), "^split: expected one of .*, got 'item'"),
+    (BITS, dict(split="bpe", subwords='{"model":'), "^pieces of BPE: could not be read"),
+    (BITS, dict(split="bpe"), "^pieces of BPE: could not be read"),
+    (DIGEST, dict(bloom_map=dict(n_items=23)), "^Bloom map: expected .*, got n_items"),
+])
+def test_damaged_state_is_refused(config, changes, message):
+    state = make_tokenizer(BITS, hash=MD5()).state()
+    with pytest.raises(ValueError, match=message):
+        HashTokenizer.load(state | changes, config)
+
+
+@pytest.mark.parametrize("name", make_tokenizer(BITS, hash=MD5()).state())
+def test_state_without_a_part_is_refused(name):
+    state = make_tokenizer(BITS, hash=MD5()).state()
+    del state[name]
+    with pytest.raises(ValueError, match=f"^tokenizer: expected {name}, got "):
+        HashTokenizer.load(state, BITS)
+
+
 # Inputs of a model
 
 
