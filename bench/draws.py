@@ -20,6 +20,7 @@ import torch
 from bench import harness
 from bench.attention import use_random_buckets
 from bench.harness import CORPUS, RUNS
+from bench.symmetric_scores import use_symmetric_scores
 from data.batches import Draw, TextBatches
 from data.codes import build_targets
 from data.items import ItemSetBatches, split_pages
@@ -27,7 +28,10 @@ from objectives import build_objective, make_batch
 from support.common import load_checkpoint, read_json
 from tokenizer import FIRST_WORD_ID
 
-RANDOM = "random"  # in the name of a variant that bench/random_pairs.py trained
+CONTROLS = {  # what a variant's name has -> the context in which it was trained
+    "random": use_random_buckets,  # bench/random_pairs.py
+    "dense-symmetric": use_symmetric_scores,  # bench/symmetric_scores.py
+}
 SETTINGS = ("seed", "hash_seed", "key", "steps", "corpus")  # of a run, kept beside its rows
 
 LOSSES = """
@@ -131,8 +135,9 @@ def measure_windows(folder, args):
     # all windows are corrupted at once, as in an evaluation, and read one by one
     held_out = objective.corrupt_batch(batches.eval_batch(slice(None)))
     context = contextlib.nullcontext()  # changes nothing
-    if RANDOM in Path(folder).name:
-        context = use_random_buckets()
+    for name, use_control in CONTROLS.items():
+        if name in Path(folder).name:
+            context = use_control()
     torch.manual_seed(0)  # for random buckets
     losses = []
     num_scored = 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attention
-from bench import claims, draws, harness, misspell, random_pairs, shares
+from bench import claims, draws, harness, misspell, random_pairs, shares, symmetric_scores
 from objectives import MaskedDigests
 from support.common import write_json
 from tests.helpers import SMALL
@@ -221,3 +221,18 @@ def test_kept_share_by_hand():
     kept, parts = misspell.divide_scores(clean, worst)
     assert kept == pytest.approx(50)
     assert parts.tolist() == pytest.approx([112.5, 112.5, -12.5, -12.5, 50])
+
+
+@pytest.mark.parametrize("has_padding", [False, True])
+def test_symmetric_scores_equal_those_of_one_bucket(has_padding):
+    q, k, v = torch.randn(3, 2, 2, 9, 4)
+    key_mask = None
+    if has_padding:
+        key_mask = torch.arange(9) < torch.tensor([[9], [5]])
+    bucket = torch.zeros(2, 2, 1, 9, dtype=torch.int64)
+    expected = attention.lsh_attention_reference(
+        q, k, v, bucket, bucket, pairs="upper", key_mask=key_mask)
+    with symmetric_scores.use_symmetric_scores():
+        result = attention.full_attention(q, k, v, key_mask=key_mask)
+    assert torch.allclose(result, expected, atol=1e-6)
+    assert not torch.allclose(attention.full_attention(q, k, v), expected, atol=1e-3)
