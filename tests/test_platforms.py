@@ -85,8 +85,8 @@ def test_system_that_lacks_something_trains_and_infers(system, text_path, tmp_pa
 
 
 def test_fine_tuning_without_distributed_pytorch_ends(tmp_path):
-    table = "text,label\n" + "a good thing,yes\na bad thing,no\n" * 20
-    (tmp_path / "a.csv").write_text(table)
+    rows = [f"a good thing {i},yes\na bad thing {i},no\n" for i in range(20)]
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(rows))
     flags = "--ckpt models/english-detect.pt --epochs 1 --seeds 1 --device cpu --dtype float32"
     files = ["--train", tmp_path / "a.csv", "--out", tmp_path / "out"]
     simulate("no-distributed", "finetune.py", *flags.split(), *files)
