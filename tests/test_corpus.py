@@ -117,5 +117,6 @@ def test_ctrl_c_ends_a_preparation_and_leaves_no_half_corpus(tmp_path):
         os.kill(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert error.strip().split("\n")[-1] == "prepare: Interrupted."
+    # Python's own thread of the pool may complain about its killed workers after this line
+    assert "prepare: Interrupted." in error.splitlines()
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
