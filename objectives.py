@@ -7,7 +7,7 @@ Sources:
     [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
 Out of scope: batches, the noise that decides what is corrupted (data/batches.py), heads (model.py),
-    what item sets change (data/items.py).
+    pages of item sets (data/items.py).
 Deviations:
     1. Words are shuffled within their row. The authors share one permutation of positions over a
        batch, which moves few words of a short row.

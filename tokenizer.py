@@ -56,7 +56,7 @@ class Words:
 
 
 class SpacedWords(Words):
-    """The split "space": what stands between white space."""
+    """The split "space": runs of characters between white space."""
 
     name = "space"
 

@@ -100,8 +100,8 @@ def reading(source):
     """Turn any error of the block into an InputError: "source: could not be read".
 
     For calls of other libraries, which raise many types of errors about a file, and for nothing
-    else: an error of our own code would hide in the block. It raises a ValueError about a file,
-    which `blame` names. The line is cut at 200 characters.
+    else: an error of our own code would hide in the block. Our own code raises a ValueError about a
+    file, and `blame` names the file. The line is cut at 200 characters.
     """
     try:
         yield

@@ -24,8 +24,10 @@ def write_rows(args, predictor):
     """Write a JSON object for each row of --file: its columns, notes, and prediction or error."""
     num_rows = 0
     errors = []  # a bad row stops no other
+    parts = split_parts(read_file(args, predictor))
+    first = next(parts)  # now: a file that cannot be read must not empty an earlier output
     with open_output(args.jsonl) as output:
-        for part in split_parts(read_file(args, predictor)):
+        for part in itertools.chain([first], parts):
             examples = []  # of the rows that the model can read
             records = []  # their columns
             for row, record in part:

@@ -445,6 +445,9 @@ def test_jsonl_is_utf8_with_plain_line_ends_on_every_system(paths, tmp_path):
     content = out.read_bytes().decode("utf-8")
     assert content.count("\n") == 2 and "\r" not in content
     assert json.loads(content.split("\n")[0])["text"] == "the café"
+    flags = ["--ckpt", paths["detect"], "--file", tmp_path / "missing.txt", "--jsonl", out]
+    assert run_main(infer.main, *flags).code == 2
+    assert out.read_bytes().decode("utf-8") == content  # the earlier file is still there
 
 
 def test_jsonl_keeps_half_of_a_surrogate_pair(paths, tmp_path):
