@@ -110,13 +110,14 @@ def test_ctrl_c_ends_a_preparation_and_leaves_no_half_corpus(tmp_path):
     script = ROOT / "tests/scripts/prepare_for_an_hour.py"
     with subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, cwd=ROOT,
                           stderr=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)),
-                          text=True) as process:
+                          text=True, start_new_session=True) as process:
         for line in process.stdout:
             if "at work" in line:  # a worker
                 break
-        os.kill(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
         _, error = process.communicate(timeout=120)
     assert process.returncode == 130
     # Python's own thread of the pool may complain about its killed workers after this line
     assert "prepare: Interrupted." in error.splitlines()
+    assert "KeyboardInterrupt" not in error  # the workers leave it to their parent
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]

@@ -1,6 +1,5 @@
 """data/loading.py: workers, and what ends them. test_pretrain.py has runs with workers."""
 
-
 import math
 import multiprocessing
 import os
@@ -12,9 +11,8 @@ import torch
 
 from data import loading
 from data.batches import TextBatches
-from objectives import MaskedWords
+from objectives import IGNORE_INDEX, MaskedWords, make_batch
 from support.common import InputError, Ranks
-
 
 
 @pytest.fixture
@@ -68,3 +66,21 @@ def test_error_of_our_own_in_a_worker_keeps_its_text(build_loader, monkeypatch):
     with pytest.raises(ValueError, match="math domain error"):
         with build_loader("cpu", 1) as loader:
             next(iter(loader))
+
+
+def test_step_with_nothing_to_score_has_a_divisor():
+    """All its words may stay unmasked; the steps behind it are still taken."""
+    ids = torch.tensor([[5, 6, 7]])
+    empty = make_batch(ids, torch.full_like(ids, IGNORE_INDEX))
+    full = make_batch(ids, ids)
+    steps = list(loading.until_signal([[empty], [empty, full]], Ranks(), []))
+    assert [step.num_scored for step in steps] == [1, 3]
+
+
+def test_signal_ends_the_steps_before_the_next_one():
+    ids = torch.tensor([[5, 6, 7]])
+    signals = []
+    steps = loading.until_signal([[make_batch(ids, ids)]] * 3, Ranks(), signals)
+    next(steps)
+    signals.append(signal.SIGTERM)
+    assert list(steps) == []
