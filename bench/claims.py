@@ -21,8 +21,8 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
-    front                       short words for the claim, which README and the figure show
-    bars, unit                  what they call the two numbers, and the unit
+    front                       short words for the claim, which README shows
+    bars, unit                  what it calls the two numbers, and the unit
 
     python -m bench.figures readme      write the tables anew
 """
@@ -56,26 +56,27 @@ COLUMNS = """
     script           | script  | s
 """
 FRONT = """
+    paper       | of_paper    | s
     claim       | front       | s
     measured    | unit        | s
     here        | own_bar     | s
     control     | control_bar | s
-    holds here? | short       | s
-    note        | note        | s
-    script      | link        | s
+    holds here? | link        | s
 """
 
 
 def list_tables():
     """Yield marker and markdown: all claims of each paper, README's main ones, the counts."""
     counts = {"papers": Counter(), "ours": Counter()}
+    front = []
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         rows = [list_cells(claim) for claim in claims]
         yield f"claims {paper}", markdown(rows, COLUMNS)
-        yield f"front {paper}", markdown([row for row in rows if "front" in row], FRONT)
+        front += [row | dict(of_paper=paper) for row in rows if "front" in row]
         for row in rows:
             owner = "ours" if row["place"].startswith("none") else "papers"
             counts[owner][row["kind"]] += 1
+    yield "front claims", markdown(front, FRONT)
     # a sentence for the papers' claims, and one for ours
     text = ""
     for owner, name in (("papers", "claims (one per task) of the papers and the proposal"),
@@ -117,11 +118,10 @@ def list_cells(claim):
         row["verdict"] += f". {note}"
     if "front" in claim:
         own, other = claim["bars"]
-        row |= dict(front=claim["front"], unit=claim["unit"], note=note,
-                    short=verdict.split(",")[0],
+        row |= dict(front=claim["front"], unit=claim["unit"],
                     own_bar=f"{own}: {write_number(here)}",
                     control_bar=f"{other}: {write_number(control)}",
-                    link=f"[{claim['script']}]({script})")
+                    link=f"[{verdict}]({script})")
     return row
 
 

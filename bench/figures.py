@@ -45,7 +45,6 @@ def main(argv=None):
         draw_maps()
         draw_buckets()
         draw_attention()
-        draw_claims()
         draw_effects()
 
 
@@ -231,37 +230,6 @@ def draw_attention():
             axis.legend(fontsize=8)
 
 
-def draw_claims():
-    """Draw the claims of README that are decided: what was measured here beside its control."""
-    decided = []
-    for paper, rows in read_json(ROOT / "docs/claims.json").items():
-        for claim in rows:
-            if "front" not in claim:
-                continue
-            here, control = claims.read_sides(claim)
-            kind, verdict = claims.judge(claim, here, control)
-            if kind != "not decided":
-                decided.append((paper, claim, verdict, here, control))
-    columns = math.ceil(len(decided) / 3)
-    with new_figure("claims", (2.5 * columns, 9.9), 3, columns) as axes:
-        for axis in axes[len(decided):]:
-            axis.set_axis_off()
-        axes[0].figure.suptitle(
-            f"The {len(decided)} claims of README that are decided. Blue: the claim holds. Orange: "
-            "it does not, or not as in the paper. Gray: what it is compared with.\nError bars: "
-            "standard deviation of the runs. Speeds are of a CPU, one run")
-        for axis, (paper, claim, verdict, here, control) in zip(axes, decided):
-            own_color = "tab:blue" if verdict == "holds" else "tab:orange"
-            for x, value, color in ((0, here, own_color), (1, control, "0.8")):
-                axis.bar(x, value["mean"], yerr=value["std"], capsize=4, width=0.7, color=color)
-                text = claims.write_number(value | dict(std=None))  # as in the table
-                axis.text(x, 0, text, ha="center", va="bottom", weight="bold")
-            axis.set_xticks([0, 1], claim["bars"])
-            axis.set_ylabel(textwrap.fill(claim["unit"], 30))
-            text = textwrap.fill(claim["front"], 26)
-            axis.set_title(f"{paper}:\n{text}\n→ {verdict}", fontsize=9)
-
-
 def draw_effects():
     """Draw differences with their intervals, in units of the paper's and of δ."""
     panels = {  # field of a claim, by which its difference is divided -> title, label of the axis
@@ -324,11 +292,6 @@ def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     tables |= dict(claims.list_tables())
-    fastest = []  # of each model, compiled or not
-    for name in ("gpu-bert", "gpu-steps"):
-        rows = read_json(ROOT / f"results/{name}.json")["rows"]
-        fastest.append(min([row for row in rows if row["batch"] == 64], key=lambda row: row["ms"]))
-    tables["front gpu"] = markdown(fastest, gpu.MFU)
     benches = {}
     for file in (attention_bench, controls, copies, draws, gpu, hashformers, misspell, shares,
                  sketch, superbloom, training):
