@@ -321,7 +321,6 @@ class WordHash:
         state()            dict of plain types: cls(**state) is the same hash
 
     Attributes of a class:
-        name: str, its key in HASHES.
         options: dict, argument of fit -> flag of pretrain.py without dashes.
         needs_counts: bool, fit learns from the counts of words. A caller then saves the state.
         near_bits: int, how many bits infer.py compares to find similar words. 0: similar words
@@ -345,7 +344,6 @@ class WordHash:
 class MD5(WordHash):
     """MD5: similar words share no more bits than others. [HF §3.2]"""
 
-    name = "md5"
     options = {"key": "key"}
 
     def __init__(self, key=None):
@@ -388,7 +386,6 @@ class NgramLSH(WordHash):
         lsh.bits(["PLAY"], 128)  # all 0: its n-grams are unknown
     """
 
-    name = "lsh"
     options = {"features": "features", "seed": "hash_seed"}
     needs_counts = True
 

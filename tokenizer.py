@@ -2,7 +2,6 @@
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
-    [SB] Anderson et al. 2020, Superbloom
 Out of scope: how a text is split (data/splitters.py), words to codes (data/coders.py), corpora on
     disk (data/corpus.py).
 Notation:
@@ -13,7 +12,7 @@ Demo: python tokenizer.py
 import numpy as np
 
 from data.coders import CODERS, BitCoder, SketchCoder
-from data.splitters import Words, load_splitter, make_splitter
+from data.splitters import SPLITS, Words, load_splitter
 from hashing import MD5, check_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
@@ -64,7 +63,7 @@ class HashTokenizer:
     def ids(self, words):
         """Return the token IDs of words, int32 (V,).
 
-        subtle: it first adds new words to the word list, unless that is fixed. They are UNK then.
+        subtle: new words join the word list first. If the list is fixed, they are UNK.
         """
         check_words(words)
         if not self.is_fixed:
@@ -84,7 +83,8 @@ class HashTokenizer:
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
-        new_words = self.words[len(self.code_table) - FIRST_WORD_ID:]
+        num_hashed = len(self.code_table) - FIRST_WORD_ID
+        new_words = self.words[num_hashed:]
         if new_words:
             self.code_table = np.concatenate([self.code_table, self.coder.codes(new_words)])
         return self.code_table
@@ -131,16 +131,21 @@ def make_tokenizer(config, split="regex", subwords=None, hash_seed=0, key=None, 
 
     Args:
         config: model.Config: the code format of its embedding, and the sizes of the codes.
-        split, subwords: as in data.splitters.make_splitter.
+        split: str, a key of data.splitters.SPLITS.
+        subwords: BPE or Phrases, which has learned from a corpus, if split is the name of theirs.
         hash_seed, key: int, and str or None, as in hashing.sketch_index.
         hash, vocabulary, bloom_map: parts of a data.coders.Coder. Those that the code format does
             not have are ignored.
     """
+    splitter = subwords
+    if subwords is None:
+        splitter = SPLITS[split]()
+    assert splitter.name == split, f"subwords: not of {split}"
     settings = vars(config) | dict(
         hash_seed=hash_seed, key=key, hash=hash, vocabulary=vocabulary, bloom_map=bloom_map)
     coder = CODERS[config.code_format].choose(settings)
     targets = SketchCoder.choose(settings)
-    return HashTokenizer(coder, make_splitter(split, subwords), targets)
+    return HashTokenizer(coder, splitter, targets)
 
 
 # IDs to the input of a model

@@ -120,7 +120,8 @@ class Coder:
         """Return the fields as a dict of plain types: equal states mean equal codes."""
         state = {name: getattr(self, name) for name in self.list_fields()}
         if self.hash is not None:
-            state["hash_name"] = self.hash.name
+            names = {hash_class: name for name, hash_class in HASHES.items()}
+            state["hash_name"] = names[type(self.hash)]
             state["hash"] = self.hash.state()
         if self.bloom_map is not None:
             state["bloom_map"] = self.bloom_map.state()
@@ -128,12 +129,12 @@ class Coder:
 
     @classmethod
     def load(cls, state, config):
-        """Return the coder of a state(). It may lack the fields that are settings of config.
+        """Return the coder of a checkpoint.
 
         Args:
-            state: dict. What the class does not have is ignored: older checkpoints have the name
-                of a hash where there is none.
-            config: model.Config.
+            state: dict, HashTokenizer.state(), which has the parts. One that is no field of the
+                class is ignored: older checkpoints name a hash where there is none.
+            config: model.Config, which has the sizes.
 
         Raises:
             ValueError: A part is of an unknown kind, or damaged.
@@ -145,16 +146,6 @@ class Coder:
         if "bloom_map" in fields:
             settings["bloom_map"] = BloomMap.load(state["bloom_map"])
         return cls.choose(settings)
-
-
-def load_hash(name, state):
-    """Return the hash of a name and a state(); ValueError for an unknown name or other fields."""
-    if name not in HASHES:
-        raise ValueError(f"hash: expected one of {[*HASHES]}, got {name!r}.")
-    expected = signature(HASHES[name]).parameters
-    if set(state) != set(expected):
-        raise ValueError(f"hash {name}: expected {', '.join(expected)}, got {', '.join(state)}.")
-    return HASHES[name](**state)
 
 
 # A part is made from these flags, and a hash from those of its class too (data/codes.py)
@@ -331,3 +322,16 @@ CODERS = {
     "row": RowCoder,
     "digest": DigestCoder,
 }
+
+
+# Parts of a checkpoint
+
+
+def load_hash(name, state):
+    """Return the hash of a name and a state(); ValueError for an unknown name or other fields."""
+    if name not in HASHES:
+        raise ValueError(f"hash: expected one of {[*HASHES]}, got {name!r}.")
+    expected = signature(HASHES[name]).parameters
+    if set(state) != set(expected):
+        raise ValueError(f"hash {name}: expected {', '.join(expected)}, got {', '.join(state)}.")
+    return HASHES[name](**state)

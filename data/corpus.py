@@ -33,7 +33,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data.sources import find_sources, name_data
-from data.splitters import SUBWORDS, make_splitter
+from data.splitters import SPLITS, SUBWORDS
 from support.common import InputError, blame, build_once, fingerprint, num_cores, reading
 from support.common import start_workers, write_json
 from tokenizer import FIRST_WORD_ID, SEP
@@ -102,7 +102,7 @@ def write_corpus(folder, data, split, sources, max_subwords, quiet):
         (folder / "subwords.json").write_text(splitter.json, "utf-8")
         numbering = Numbering(splitter.units)
     else:
-        splitter = make_splitter(split)
+        splitter = SPLITS[split]()
         numbering = Numbering()
 
     # 2. and 3. Split all documents, and number their words by first appearance: their IDs, which

@@ -116,13 +116,13 @@ class ItemNames(Splitter):
         for start, stop in match_longest(parts, self.names, max_words):
             first = matches[start].start()
             last = matches[stop - 1].end()
-            names.append(" ".join(clean_name(text[first:last]).split()))
+            names.append(clean_item(text[first:last]))
             spans.append((first, last))
         return names, spans
 
     def split_texts(self, texts):
         """Return the item_names of each set of a corpus, list[list[str]]."""
-        return [item_names(text) for text in texts]
+        return list(map(item_names, texts))
 
 
 def item_names(document):
@@ -131,11 +131,20 @@ def item_names(document):
     Args:
         document: list of str, int or None, or a str that ItemNames splits.
     """
+    names = []
     if isinstance(document, str):
         names, _ = ItemNames().split(document)
     else:
-        names = [" ".join(clean_name(str(part)).split()) for part in document if part is not None]
-    return [name for name in dict.fromkeys(names) if name]
+        for part in document:
+            name = "" if part is None else clean_item(str(part))
+            if name:
+                names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def clean_item(text):
+    """Return the name of an item: clean_name of a text, whose inner spaces become single."""
+    return " ".join(clean_name(text).split())
 
 
 def match_longest(words, phrases, max_words):
@@ -224,9 +233,9 @@ class BPE(Splitter):
 
     def split_texts(self, texts):
         """Return the pieces of each text, list[list[str]], without spans, on all cores."""
-        encodings = self.tokenizer.encode_batch_fast([make_encodable(text) for text in texts])
+        encodable = list(map(make_encodable, texts))
         texts_pieces = []
-        for encoding in encodings:  # the fast form has numbers only
+        for encoding in self.tokenizer.encode_batch_fast(encodable):  # it has numbers only
             texts_pieces.append([self.units[i] for i in encoding.ids])
         return texts_pieces
 
@@ -291,19 +300,27 @@ class Phrases(Splitter):
         Texts are read twice: a list, or another iterable that begins anew each time.
         """
         assert iter(texts) is not texts, "texts: expected what can be read twice, such as a list"
+        counts = cls.count_phrases(texts)
+        # `size` counts the BPE pieces too: learn them first, and fill the rest with phrases
+        bpe = BPE.train(texts, min(cls.MAX_PIECES, size))
+        num_phrases = max(size - len(bpe.units), 0)
+        phrases = [phrase for phrase in counts if counts[phrase] > 1]
+        phrases.sort(key=lambda phrase: (-counts[phrase], phrase))
+        state = dict(phrases=phrases[:num_phrases], bpe=bpe.json)
+        return cls(json.dumps(state))
+
+    @classmethod
+    def count_phrases(cls, texts):
+        """Return how often each word and each pair of words occurs, a Counter."""
         counts = Counter()
         for text in texts:
             words = list_words(text)
             counts.update(words)
-            counts.update(" ".join(pair) for pair in zip(words, words[1:]))
+            pairs = zip(words, words[1:])
+            counts.update(map(" ".join, pairs))
             if len(counts) > cls.MAX_COUNTED:
                 counts = Counter(dict(counts.most_common(cls.MAX_COUNTED // 2)))
-        # `size` counts the BPE pieces too: learn them first, and fill the rest with phrases
-        bpe = BPE.train(texts, min(cls.MAX_PIECES, size))
-        phrases = [phrase for phrase in counts if counts[phrase] > 1]
-        phrases.sort(key=lambda phrase: (-counts[phrase], phrase))
-        phrases = phrases[:max(size - len(bpe.units), 0)]
-        return cls(json.dumps(dict(phrases=phrases, bpe=bpe.json)))
+        return counts
 
     def split(self, text):
         """Return tokens list[str] and spans list[(start, end)] in characters.
@@ -332,20 +349,6 @@ class Phrases(Splitter):
 
 SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # learned from a corpus
 SPLITS = {"regex": Words, "space": SpacedWords, **SUBWORDS, "items": ItemNames}
-
-
-def make_splitter(split, subwords=None):
-    """Return the splitter of a name.
-
-    Args:
-        split: str, a key of SPLITS.
-        subwords: BPE or Phrases, which have learned from a corpus, if split is the name of theirs.
-    """
-    if split not in SUBWORDS:
-        assert subwords is None, f"subwords: not of {split}"
-        return SPLITS[split]()
-    assert subwords.name == split, f"subwords: not of {split}"
-    return subwords
 
 
 def load_splitter(state):

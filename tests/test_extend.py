@@ -85,7 +85,6 @@ class SaltedRows(HashEmbedding):
 class ToyHash(WordHash):
     """The length of a word, and its rank in the corpus."""
 
-    name = "toy"
     options = {"shift": "hash_seed"}  # argument of fit -> flag
     needs_counts = True
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bloom import BloomMap
-from data.splitters import BPE, ItemNames, Phrases, make_splitter, match_longest
+from data.splitters import BPE, SPLITS, ItemNames, Phrases, match_longest
 from data.squad import sliding_windows
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
 from tests.helpers import make_words, run_script
@@ -44,7 +44,7 @@ def reload(tokenizer, config):
     ("items", ["New", "York", "mayor!"]),
 ])
 def test_example_of_the_header_is_split_as_it_says(split, words):
-    assert make_splitter(split).split("New York mayor!")[0] == words
+    assert SPLITS[split]().split("New York mayor!")[0] == words
 
 
 # BPE and phrases
