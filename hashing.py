@@ -120,7 +120,7 @@ def is_mark(letter):
 
 def list_words(text, how="regex"):
     """Return the words of split_words without their spans, about twice as fast."""
-    if text.isascii():
+    if text.isascii():  # no letter has a mark, or another form
         return PATTERNS[how].findall(text.lower())
     if replace_marks(text) == text:  # else a word would be cut at its marks
         return [normalize_word(word) for word in PATTERNS[how].findall(text)]
@@ -457,7 +457,7 @@ class NgramLSH(WordHash):
         return index
 
     def products(self, word, size):
-        """Return x · r^j of a word for all j < size, int32 (size,)."""
+        """Return x · r^j of a word for all j < size, int32 (size,): a window of eta an n-gram."""
         products = np.zeros(size, np.int32)
         for f in self.list_features(word):
             products += self.eta[f:f + size]
