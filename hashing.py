@@ -38,24 +38,25 @@ from collections import Counter
 from hashlib import md5
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
-MD5_BITS = 128  # bits of a digest
-MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
-JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen
-# no part of a word: marks of direction, word joiner, invisible operators of formulas
-INVISIBLE = re.compile("[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f]")
-MAX_GRAM = 4  # characters of the longest n-gram
-MAX_LETTERS = 4_096  # of a word whose n-grams are listed: bounds memory where spaces are missing
-NEAR_BITS = 1_024  # more bits than a model reads: they find the word of a misspelling more often
-ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
+
+# Text to words
+#
+# 1. PATTERNS finds the words of a text. Marks are no letters to it, so it reads replace_marks(text)
+# 2. normalize_word turns what is written into what is hashed
+#
+#     text              "E\u0301te\u0301!"       E, accent, t, e, accent, !
+#     replace_marks     "EEtee!"              of the same length
+#     PATTERNS          (0, 5)  (5, 6)        places of words, in both texts
+#     normalize_word    "été"  "!"
+
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\u200b\0]+"),
     "space": re.compile(r"[^\s\ufeff\u200b\0]+"),
 }
-
-
-# Text to words
+JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen
+# no part of a word: marks of direction, word joiner, invisible operators of formulas
+INVISIBLE = re.compile("[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f]")
 
 
 def split_words(text, how="regex"):
@@ -81,20 +82,10 @@ def split_words(text, how="regex"):
     return words, spans
 
 
-def list_words(text, how="regex"):
-    """Return the words of split_words without their spans, about twice as fast."""
-    # the literal form is split_words(text, how)[0]; with it prepare takes 1.5 times the CPU time
-    pattern = PATTERNS[how]
-    if text.isascii():
-        return pattern.findall(text.lower())
-    if replace_marks(text) != text:  # the pattern would cut at marks
-        return split_words(text, how)[0]
-    words = pattern.findall(text.replace("İ", "i"))  # else as normalize_word
-    return [unicodedata.normalize("NFC", word.lower()) for word in words]
-
-
 def normalize_word(word):
     """Return a word of a text as it is hashed: visible, in lower case, in NFC."""
+    if word.isascii():  # as most words are; the rest changes nothing in them
+        return word.lower()
     word = INVISIBLE.sub("", word)
     word = unicodedata.normalize("NFC", word)
     # subtle: "İ".lower() is two characters, i and a dot, and would not be the i of "iyi"
@@ -105,9 +96,7 @@ def normalize_word(word):
 def replace_marks(text):
     """Return text, of the same length, in which no accent or vowel sign cuts a word.
 
-    PATTERNS takes these marks for symbols. Here each becomes the letter before it: "e\u0301te" is
-    "eete". An invisible mark that begins a word becomes a space. split_words reads the original
-    text at the same positions.
+    Each mark becomes the letter before it. An invisible mark that begins a word becomes a space.
     """
     # each distinct character once: a long text has few, and most texts have no marks
     if not any(is_mark(letter) for letter in set(text)):
@@ -129,7 +118,18 @@ def is_mark(letter):
     return is_combining or letter in JOINERS or INVISIBLE.match(letter) is not None
 
 
+def list_words(text, how="regex"):
+    """Return the words of split_words without their spans, about twice as fast."""
+    if text.isascii():  # no letter has a mark, or another form
+        return PATTERNS[how].findall(text.lower())
+    if replace_marks(text) == text:  # else a word would be cut at its marks
+        return [normalize_word(word) for word in PATTERNS[how].findall(text)]
+    return split_words(text, how)[0]
+
+
 # Words to digests, bits and buckets of MD5
+
+MD5_BITS = 128  # bits of a digest
 
 
 def md5_digests(words, count=1, key=None):
@@ -239,6 +239,9 @@ def check_words(words):
 
 # N-grams
 
+MAX_GRAM = 4  # characters of the longest n-gram
+MAX_LETTERS = 4_096  # of a word whose n-grams are listed: bounds memory where spaces are missing
+
 
 def list_ngrams(word):
     """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
@@ -275,6 +278,8 @@ def ngram_index(words, N, G, seed=0, key=None):
 
 # Bits to chunks
 
+MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
+
 
 def bits_to_chunks(bits, size):
     """Cut each row of bits into chunks of `size` bits, as numbers. [HF §3.4]
@@ -303,33 +308,46 @@ def bits_to_chunks(bits, size):
 
 
 # The hashes of --hash
-#
-# A hash is a class with
-#
-#   options         argument of fit -> command-line flag without dashes
-#   needs_counts    whether fit learns from the counts of words; a caller then saves the state
-#   fit             (counts, **options) -> instance; counts is a dict, word -> count in the corpus
-#   bits            (words, T) -> uint8 (V, T) of 0 and 1
-#   index           (words, N) -> int64 (V,) in 0 .. N-1
-#   state           () -> dict of plain types: cls(**state) is the same hash
-#   knows           (words) -> bool (V,), whether the hash tells a word from all unknown words
-#   near_bits       how many bits infer.py compares to find similar words; 0: they share no more
+
+ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
+NEAR_BITS = 1_024  # more bits than a model reads: they find the word of a misspelling more often
 
 
-class MD5:
-    """MD5 as a class of HASHES: similar words share no more bits than others. [HF §3.2]"""
+class WordHash:
+    """Base class of the hashes in HASHES. A subclass has these methods:
 
-    options = {"key": "key"}
+        bits(words, T)     T bits of each word, uint8 (V, T) of 0 and 1
+        index(words, N)    a bucket of each word, int64 (V,) in 0 .. N-1
+        state()            dict of plain types: cls(**state) is the same hash
+
+    Attributes of a class:
+        options: dict, argument of fit -> flag of pretrain.py without dashes.
+        needs_counts: bool, fit learns from the counts of words. A caller then saves the state.
+        near_bits: int, how many bits infer.py compares to find similar words. 0: similar words
+            share no more bits than others.
+    """
+
+    options = {}
     needs_counts = False
     near_bits = 0
 
+    @classmethod
+    def fit(cls, counts, **options):
+        """Return a hash for a corpus. counts: dict, word -> how often it occurs."""
+        return cls(**options)
+
+    def knows(self, words):
+        """Return bool (V,): whether the hash tells a word from all unknown words."""
+        return np.ones(len(words), bool)
+
+
+class MD5(WordHash):
+    """MD5: similar words share no more bits than others. [HF §3.2]"""
+
+    options = {"key": "key"}
+
     def __init__(self, key=None):
         self.key = key
-
-    @classmethod
-    def fit(cls, counts, key=None):
-        """Return MD5(key). Nothing is learned from counts."""
-        return cls(key)
 
     def bits(self, words, T):
         return md5_bits(words, T, self.key)
@@ -340,11 +358,8 @@ class MD5:
     def state(self):
         return dict(key=self.key)
 
-    def knows(self, words):
-        return np.ones(len(words), bool)
 
-
-class NgramLSH:
+class NgramLSH(WordHash):
     """Locality-sensitive hashing: words that share character n-grams share bits. [HF §3.3]
 
     The vector x (F,) of a word counts its n-grams, n = 1 .. 4, among the F most frequent of the
@@ -358,7 +373,7 @@ class NgramLSH:
         products                                 6   3   5      bits 1 1 1
 
     A random hyperplane passes between two vectors with probability angle / π, so two words differ
-    in that share of the bits: play and plays in about 23 of 128.
+    in that share of the bits: play and plays in 23 ± 4 of 128, unrelated words in 64 ± 6.
 
     Args:
         grams: list[str], feature f is grams[f]; at most F.
@@ -382,7 +397,8 @@ class NgramLSH:
         self.near_bits = min(NEAR_BITS, features)
         self.feature_of_gram = {gram: f for f, gram in enumerate(grams)}
         eta = np.random.default_rng(seed).standard_normal(features)
-        eta = np.rint(eta * ETA_SCALE).astype(np.int64)  # (F,)
+        # int32 holds a sum over all n-grams of MAX_LETTERS, of 32 standard deviations each
+        eta = np.rint(eta * ETA_SCALE).astype(np.int32)  # (F,)
         self.eta = np.tile(eta, 2)  # (2F,): a window may run over the end
 
     @classmethod
@@ -408,18 +424,6 @@ class NgramLSH:
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 
-    def state(self):
-        return dict(grams=self.grams, features=self.features, seed=self.seed)
-
-    def knows(self, words):
-        """Return whether each word has an n-gram of the corpus, bool (V,). Others are all alike."""
-        return np.array([len(self.list_features(word)) > 0 for word in words], bool)
-
-    def list_features(self, word):
-        """Return the features of a word: the numbers of its known n-grams, repeated ones too."""
-        return [self.feature_of_gram[gram] for gram in list_ngrams(word)
-                if gram in self.feature_of_gram]
-
     def bits(self, words, T):
         """Return the side of each of T hyperplanes that a word lies on. [HF §3.5]
 
@@ -431,12 +435,9 @@ class NgramLSH:
             uint8 (V, T): bit j is 1 where x · r^j > 0. All 0 for a word without a known n-gram.
         """
         self.check(words, T)
-        windows = sliding_window_view(self.eta, T)  # row f is eta[f : f + T]; nothing is copied
         bits = np.empty((len(words), T), np.uint8)
         for i, word in enumerate(words):
-            # the loop of index as a sum of rows: two thirds of its time where T is 128
-            rows = windows[self.list_features(word)]  # (n-grams, T)
-            bits[i] = rows.sum(0) > 0  # x · r^j for each j
+            bits[i] = self.products(word, T) > 0
         return bits
 
     def index(self, words, N):
@@ -452,11 +453,27 @@ class NgramLSH:
         self.check(words, N)
         index = np.empty(len(words), np.int64)
         for i, word in enumerate(words):
-            products = np.zeros(N, np.int64)  # x · r^j for each j
-            for f in self.list_features(word):  # where N is 50,000, four times as fast as rows
-                products += self.eta[f:f + N]
-            index[i] = products.argmax()
+            index[i] = self.products(word, N).argmax()
         return index
+
+    def products(self, word, size):
+        """Return x · r^j of a word for all j < size, int32 (size,): a window of eta an n-gram."""
+        products = np.zeros(size, np.int32)
+        for f in self.list_features(word):
+            products += self.eta[f:f + size]
+        return products
+
+    def list_features(self, word):
+        """Return the features of a word: the numbers of its known n-grams, repeated ones too."""
+        return [self.feature_of_gram[gram] for gram in list_ngrams(word)
+                if gram in self.feature_of_gram]
+
+    def knows(self, words):
+        """Return whether each word has an n-gram of the corpus, bool (V,). Others are all alike."""
+        return np.array([len(self.list_features(word)) > 0 for word in words], bool)
+
+    def state(self):
+        return dict(grams=self.grams, features=self.features, seed=self.seed)
 
     def check(self, words, size):
         """Refuse a plain str, and more hyperplanes than eta has rotations."""
@@ -464,14 +481,11 @@ class NgramLSH:
         assert 1 <= size <= self.features, f"T, N: expected 1 to F, {self.features:,}"
 
 
-HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is one class like these two, and its line here
+HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is a class and its line here
 
 
 def main():
-    """Show MD5 and LSH bits of words, how many differ from the first word's, and how many should.
-
-    ± is one standard deviation of as many independent bits.
-    """
+    """Show MD5 and LSH bits of words, and how many of them differ from the first word's."""
     words = list_words(" ".join(sys.argv[1:]))
     if not words:
         words = ["play", "plays", "played", "zebra"]
@@ -479,29 +493,12 @@ def main():
     # a few words are no corpus: add the header of this file
     counts = Counter(words + list_words(__doc__))
     for name, hash_class in HASHES.items():
-        print(f"{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ  expected")
+        print(f"{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ")
         bits = hash_class.fit(counts).bits(words, MD5_BITS)  # (V, 128)
         for word, row in zip(words, bits):
-            share = 0.5  # of bits, by chance
-            if word == words[0]:
-                share = 0.0
-            elif name == "lsh":
-                share = ngram_angle(word, words[0]) / math.pi
-            law = MD5_BITS * share
-            spread = math.sqrt(law * (1 - share))
             signs = "".join(".#"[bit] for bit in row[:40])
             num_different = (row != bits[0]).sum()
-            print(f"{word:>12}  {signs}  {num_different:6d}  {law:4.0f} ± {spread:.0f}")
-
-
-def ngram_angle(word, other):
-    """Return the angle between the n-gram counts of two words, in radians."""
-    x = Counter(list_ngrams(word))
-    y = Counter(list_ngrams(other))
-    product = sum(x[gram] * y[gram] for gram in x)
-    x_length = math.hypot(*x.values())
-    y_length = math.hypot(*y.values())
-    return math.acos(product / (x_length * y_length))
+            print(f"{word:>12}  {signs}  {num_different:6d}")
 
 
 if __name__ == "__main__":

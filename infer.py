@@ -33,14 +33,14 @@ from bloom import ItemMap, beam_search, hash_logp
 from data.batches import length_batches, pad_batch
 from data.rows import add_reader_flags, reader_options
 from data.sources import is_names
+from data.splitters import ItemNames, item_names
 from data.squad import V2, find_answers, sliding_windows
 from model import HEADS, load_model
 from objectives import ShuffleRandom
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from support.common import run_script, send
 from support.predict_file import write_rows, write_vectors
-from tokenizer import FIRST_WORD_ID, MASK, MAX_UNKNOWN, SPECIALS, HashTokenizer, ItemNames
-from tokenizer import build_inputs, item_names
+from tokenizer import FIRST_WORD_ID, MASK, MAX_UNKNOWN, SPECIALS, HashTokenizer, build_inputs
 
 MASK_WORD = SPECIALS[MASK]
 BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding

@@ -32,8 +32,9 @@ import torch.nn.functional as F
 
 from data.python_source import build_pydoc
 from data.rows import is_hub_id, read_hub, read_rows, reader_options
+from data.splitters import clean_name
 from support.common import InputError, send
-from tokenizer import build_inputs, clean_name
+from tokenizer import build_inputs
 
 GROUPS = 20  # groups of rows in standard_error
 build_pydoc_once = functools.cache(build_pydoc)  # it looks at thousands of files

@@ -32,11 +32,12 @@ of codes (data/codes.py).
 """
 
 from dataclasses import dataclass, fields
+from inspect import signature
 
 import numpy as np
 
 from bloom import BloomMap
-from hashing import bits_to_chunks, ngram_index, sketch_index
+from hashing import HASHES, bits_to_chunks, ngram_index, sketch_index
 
 
 class Coder:
@@ -113,15 +114,38 @@ class Coder:
         """Return the coder of a dict of settings, which may have others besides its fields."""
         return cls(**{name: settings[name] for name in cls.list_fields()})
 
+    # Saved and loaded
+
     def state(self):
         """Return the fields as a dict of plain types: equal states mean equal codes."""
-        state = {}
-        for name in self.list_fields():
-            value = getattr(self, name)
-            if hasattr(value, "state"):  # a hash or a Bloom map
-                value = [type(value).__name__, value.state()]
-            state[name] = value
+        state = {name: getattr(self, name) for name in self.list_fields()}
+        if self.hash is not None:
+            names = {hash_class: name for name, hash_class in HASHES.items()}
+            state["hash_name"] = names[type(self.hash)]
+            state["hash"] = self.hash.state()
+        if self.bloom_map is not None:
+            state["bloom_map"] = self.bloom_map.state()
         return state
+
+    @classmethod
+    def load(cls, state, config):
+        """Return the coder of a checkpoint.
+
+        Args:
+            state: dict, HashTokenizer.state(), which has the parts. One that is no field of the
+                class is ignored: older checkpoints name a hash where there is none.
+            config: model.Config, which has the sizes.
+
+        Raises:
+            ValueError: A part is of an unknown kind, or damaged.
+        """
+        settings = vars(config) | state
+        fields = cls.list_fields()
+        if "hash" in fields:
+            settings["hash"] = load_hash(state["hash_name"], state["hash"])
+        if "bloom_map" in fields:
+            settings["bloom_map"] = BloomMap.load(state["bloom_map"])
+        return cls.choose(settings)
 
 
 # A part is made from these flags, and a hash from those of its class too (data/codes.py)
@@ -298,3 +322,16 @@ CODERS = {
     "row": RowCoder,
     "digest": DigestCoder,
 }
+
+
+# Parts of a checkpoint
+
+
+def load_hash(name, state):
+    """Return the hash of a name and a state(); ValueError for an unknown name or other fields."""
+    if name not in HASHES:
+        raise ValueError(f"hash: expected one of {[*HASHES]}, got {name!r}.")
+    expected = signature(HASHES[name]).parameters
+    if set(state) != set(expected):
+        raise ValueError(f"hash {name}: expected {', '.join(expected)}, got {', '.join(state)}.")
+    return HASHES[name](**state)

@@ -55,18 +55,15 @@ def build_tokenizer(args, config, corpus):
         config: model.Config, whose tables have the sizes that a vocabulary decides.
     """
     fields = CODERS[config.code_format].list_fields()
-    hash = None
+    parts = dict(hash_seed=args.hash_seed, key=args.key)
     if "hash" in fields:
-        hash = fit_hash(args, corpus)
-    vocabulary = None
+        parts["hash"] = fit_hash(args, corpus)
     if "vocabulary" in fields:
-        vocabulary = list_vocabulary(args, corpus)
-    bloom_map = None
+        parts["vocabulary"] = list_vocabulary(args, corpus)
     if "bloom_map" in fields:
-        bloom_map = build_bloom_map(args, config.hashes, len(vocabulary), corpus)
-    tokenizer = make_tokenizer(
-        config, args.split, corpus.subwords, hash_seed=args.hash_seed, key=args.key, hash=hash,
-        vocabulary=vocabulary, bloom_map=bloom_map)
+        num_items = len(parts["vocabulary"])
+        parts["bloom_map"] = build_bloom_map(args, config.hashes, num_items, corpus)
+    tokenizer = make_tokenizer(config, args.split, corpus.subwords, **parts)
     return tokenizer, replace(config, **tokenizer.coder.table_sizes(FIRST_WORD_ID))
 
 
@@ -99,19 +96,17 @@ def list_vocabulary(args, corpus):
 
 def build_bloom_map(args, m, num_items, corpus):
     """Return the Bloom map of the vocabulary: random, or by --coherent. [SB App. D]"""
-    alpha = args.alpha
-    if alpha is None:
-        bloom_map = fit_bloom_map(args, m, num_items)
-        alpha = bloom_map.alpha
-    options = dict(n_items=num_items, alpha=alpha, m=m, seed=args.hash_seed)
     with blame(f"--alpha for {num_items:,} items"):
-        if args.coherent:
-            identity = [options, args.coherent]
-            state = cached(corpus, "coherent", identity, learn_map, corpus, args.coherent, options)
-            return BloomMap.load(state)
         if args.alpha is None:
+            bloom_map = fit_bloom_map(args, m, num_items)
+        else:
+            bloom_map = BloomMap(num_items, args.alpha, m, args.hash_seed)
+        if not args.coherent:
             return bloom_map
-        return BloomMap(**options)
+        options = dict(n_items=num_items, alpha=bloom_map.alpha, m=m, seed=args.hash_seed)
+        identity = [options, args.coherent]
+        state = cached(corpus, "coherent", identity, learn_map, corpus, args.coherent, options)
+        return BloomMap.load(state)
 
 
 def fit_bloom_map(args, m, num_items):

@@ -33,16 +33,17 @@ import numpy as np
 from tqdm import tqdm
 
 from data.sources import find_sources, name_data
+from data.splitters import SPLITS, SUBWORDS
 from support.common import InputError, blame, build_once, fingerprint, num_cores, reading
 from support.common import start_workers, write_json
-from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS, make_splitter
+from tokenizer import FIRST_WORD_ID, SEP
 
 # The code that decides what a corpus contains. An edit of it, be it of a comment, builds corpora
 # again. A version number would leave a stale corpus wherever somebody forgets it
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [ROOT / name for name in (
-    "data/corpus.py", "data/python_source.py", "data/rows.py", "data/sources.py", "hashing.py",
-    "tokenizer.py")]
+    "data/corpus.py", "data/python_source.py", "data/rows.py", "data/sources.py",
+    "data/splitters.py", "hashing.py", "tokenizer.py")]
 BLOCK = 1 << 24  # token IDs in memory at a time
 
 
@@ -57,7 +58,7 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
 
     Args:
         data: str, names, paths or hub IDs, joined by +.
-        split: str, one of tokenizer.SPLITS.
+        split: str, a key of data.splitters.SPLITS.
         cache: str, the folder of all corpora.
         max_subwords: int, pieces of a BPE or phrases at most.
         quiet: bool, no progress bar.
@@ -96,16 +97,16 @@ def write_corpus(folder, data, split, sources, max_subwords, quiet):
         print(f"preparing {data}, once for all runs, in {folder.parent}", flush=True)
 
     # 1. Learn subwords from all texts, before any text is split. They keep their library's numbers
-    subwords = None
-    number_of = {}  # word -> its number, FIRST_WORD_ID or more: special tokens are 0 to 4
     if split in SUBWORDS:
-        subwords = SUBWORDS[split].train(lambda: read_all(sources), max_subwords)
-        (folder / "subwords.json").write_text(subwords.json, "utf-8")
-        number_of = {word: i for i, word in enumerate(subwords.units, FIRST_WORD_ID)}
+        splitter = SUBWORDS[split].train(Documents(sources), max_subwords)
+        (folder / "subwords.json").write_text(splitter.json, "utf-8")
+        numbering = Numbering(splitter.units)
+    else:
+        splitter = SPLITS[split]()
+        numbering = Numbering()
 
     # 2. and 3. Split all documents, and number their words by first appearance: their IDs, which
     # are by frequency, are not known before the end
-    splitter = make_splitter(split, subwords)
     seen = set()  # the documents of sources where equal ones count once
     is_hidden = True if quiet else None  # None: unless stderr is a terminal
     with open(folder / "numbers.bin", "wb") as file:
@@ -114,12 +115,13 @@ def write_corpus(folder, data, split, sources, max_subwords, quiet):
             for documents in tqdm(results, f"preparing {source.part}", disable=is_hidden):
                 if source.has_copies:
                     documents = drop_copies(documents, seen, source.is_sets)
-                number_words(documents, number_of).tofile(file)
+                numbering.number_words(documents).tofile(file)
         if file.tell() == 0:
             raise InputError(f"--data {data}: expected text, got no words.")
 
     # 4. Sort the words by frequency, but not subwords
-    counts, id_of_number = sort_words(folder, list(number_of), by_frequency=subwords is None)
+    words = list(numbering.number_of_word)
+    counts, id_of_number = sort_words(folder, words, by_frequency=split not in SUBWORDS)
 
     # 5. Replace the numbers by IDs
     digest = renumber(folder, id_of_number)
@@ -133,11 +135,16 @@ def write_corpus(folder, data, split, sources, max_subwords, quiet):
 # Documents to words, on all cores
 
 
-def read_all(sources):
-    """Yield the documents of all sources."""
-    for source in sources:
-        for job in source.jobs():
-            yield from source.documents(job)
+class Documents:
+    """The documents of all sources, read anew by each loop over them."""
+
+    def __init__(self, sources):
+        self.sources = sources
+
+    def __iter__(self):
+        for source in self.sources:
+            for job in source.jobs():
+                yield from source.documents(job)
 
 
 def split_all(source, splitter):
@@ -146,7 +153,7 @@ def split_all(source, splitter):
     jobs = source.jobs()
     head = list(itertools.islice(jobs, 2))
     jobs = itertools.chain(head, jobs)
-    if len(head) < 2 or splitter.json is not None:  # the BPE library has threads of its own
+    if len(head) < 2 or splitter.has_threads:
         for job in jobs:
             yield split_job(source.documents, job, splitter)
         return
@@ -166,7 +173,7 @@ def split_job(open_job, job, splitter):
     Args:
         open_job: function, Source.documents.
         job: its argument.
-        splitter: as tokenizer.make_splitter returns it.
+        splitter: data.splitters.Splitter.
 
     Returns:
         list[str], the words of each document joined by line breaks, which are in no word. Another
@@ -198,19 +205,32 @@ def drop_copies(documents, seen, is_sets):
 # Words to token IDs on disk
 
 
-def number_words(documents, number_of):
-    """Return the numbers of the words of documents, uint32 (n,). SEP ends each document.
+class Numbering:
+    """The numbers of words: FIRST_WORD_ID and on, in the order in which the words come.
 
     Args:
-        documents: list of str, as split_job returns them.
-        number_of: dict, word -> its number. A new word gets the next one.
+        words: list[str], the first ones.
     """
-    numbers = []
-    for document in documents:
-        for word in document.split("\n"):
-            numbers.append(number_of.setdefault(word, FIRST_WORD_ID + len(number_of)))
-        numbers.append(SEP)
-    return np.array(numbers, np.uint32)
+
+    def __init__(self, words=()):
+        self.number_of_word = {word: i for i, word in enumerate(words, FIRST_WORD_ID)}
+
+    def number_words(self, documents):
+        """Return the numbers of the words of documents. A new word gets the next number.
+
+        Args:
+            documents: list of str, as split_job returns them.
+
+        Returns:
+            uint32 (n,). SEP ends each document.
+        """
+        numbers = []
+        for document in documents:
+            for word in document.split("\n"):
+                next_number = FIRST_WORD_ID + len(self.number_of_word)
+                numbers.append(self.number_of_word.setdefault(word, next_number))
+            numbers.append(SEP)
+        return np.array(numbers, np.uint32)
 
 
 def sort_words(folder, words, by_frequency):

@@ -44,14 +44,8 @@ def rank_hidden_items(sets, rows):
         sets: items.ItemSetBatches, whose eval_batch hides an item of each held-out set.
         rows: int (n,), numbers of held-out sets.
     """
+    pages_of = list_training_pages(sets)
     num_ids = sets.num_known
-    pages_of = collections.defaultdict(list)  # item -> its training pages
-    # held-out sets must not vote for their own items
-    for i in sets.train_pages:
-        start = sets.page_starts[i]
-        page = sets.ids[start:start + sets.page_sizes[i]]
-        for item in page.tolist():
-            pages_of[item].append(page)
     frequency = np.array([len(pages_of[item]) for item in range(num_ids)])
     seen_at = np.zeros(num_ids, int)  # where the corpus names an item first
     items, places = np.unique(sets.ids, return_index=True)
@@ -78,6 +72,17 @@ def rank_hidden_items(sets, rows):
         scores[:, visible] = -1
         ranks.append(count_ahead(scores, row[column], seen_at))
     return np.array(ranks)
+
+
+def list_training_pages(sets):
+    """Return the pages of each item, a defaultdict: held-out sets do not vote for their items."""
+    pages_of = collections.defaultdict(list)
+    for i in sets.train_pages:
+        start = sets.page_starts[i]
+        page = sets.ids[start:start + sets.page_sizes[i]]
+        for item in page.tolist():
+            pages_of[item].append(page)
+    return pages_of
 
 
 def score_neighbors(pages, frequency):

@@ -17,8 +17,8 @@ import os
 import re
 import sys
 
+from data.splitters import clean_name
 from support.common import InputError, reading
-from tokenizer import clean_name
 
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
 PEEK = 100  # rows that decide on the columns

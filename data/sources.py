@@ -22,8 +22,8 @@ from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
 from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, parse_hub_id
 from data.rows import peek_columns, read_hub, read_rows
+from data.splitters import clean_name
 from support.common import InputError
-from tokenizer import clean_name
 
 HUB = {  # name -> data set on the hub
     "wikipedia": "wikimedia/wikipedia:20231101.en",

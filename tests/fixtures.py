@@ -16,9 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pretrain  # noqa: E402
 from data.corpus import Corpus, prepare  # noqa: E402
+from data.splitters import BPE  # noqa: E402
 from hashing import NgramLSH  # noqa: E402
 from tests.helpers import SMALL, SMALL_SETS, make_words  # noqa: E402
-from tokenizer import BPE  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def lsh():
 @pytest.fixture(scope="session")
 def bpe():
     texts = ["the cat sat on the mat, the cats sat there"] * 50
-    return BPE.train(lambda: texts, size=300)
+    return BPE.train(texts, size=300)
 
 
 @pytest.fixture

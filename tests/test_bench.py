@@ -15,11 +15,12 @@ import attention as lsh_attention
 import pretrain
 from bench import attention, claims, copies, figures, gpu, harness, hashformers, sketch
 from bench import superbloom, topics, training
+from data.splitters import BPE
 from hashing import MD5, sketch_index
 from model import Config
 from support.common import InputError, write_json
 from tests.helpers import ROOT, SMALL, assert_refused, make_words
-from tokenizer import BPE, FIRST_WORD_ID, make_tokenizer
+from tokenizer import FIRST_WORD_ID, make_tokenizer
 
 
 @pytest.fixture
@@ -411,7 +412,7 @@ def test_collisions_by_hand(monkeypatch):
 
 def test_hide_words_hides_the_same_words_from_words_and_pieces():
     text = "A cafe, a Cat; the cat-like dog saw 4 cats and it's 'fine'."
-    bpe = BPE.train(lambda: ["the cat"] * 9)
+    bpe = BPE.train(["the cat"] * 9)
     by_words = make_tokenizer(Config(), hash=MD5())
     by_pieces = make_tokenizer(Config(emb="lookup"), "bpe", bpe, vocabulary=bpe.units)
     found = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import data.corpus
-import tokenizer
+import data.splitters
 from data.corpus import Corpus
 from data.items import split_pages
 from data.sources import Files
@@ -95,13 +95,14 @@ def test_cut_corpus_is_refused(name, write, load):
 
 def test_edit_of_the_splitting_is_another_corpus(write, load, tmp_path, monkeypatch):
     """Words of before the edit would be read without an error."""
-    assert {"rows.py", "sources.py", "tokenizer.py"} <= {path.name for path in data.corpus.CODE}
+    names = {path.name for path in data.corpus.CODE}
+    assert {"rows.py", "sources.py", "splitters.py", "tokenizer.py"} <= names
     path = write("a.txt", "a b")
     load(path)
     source = tmp_path / "hashing.py"
     source.write_text("# edited")
     monkeypatch.setattr(data.corpus, "CODE", [source])
-    monkeypatch.setattr(tokenizer, "list_words", lambda text, how: [text])
+    monkeypatch.setattr(data.splitters, "list_words", lambda text, how: [text])
     assert load(path).words == ["a b"]
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import data.coders
 import data.codes
 import data.corpus
 import data.squad
@@ -14,6 +15,7 @@ import finetune
 import tokenizer
 from baselines import canine
 from data.corpus import Corpus, prepare
+from data.splitters import BPE
 from data.tasks import read_task
 from infer import Predictor
 from model import Config, Model
@@ -21,7 +23,6 @@ from support.common import load_checkpoint
 from support.flags import inherit_settings
 from tests.helpers import ROOT
 from tests.test_tasks import flags
-from tokenizer import BPE
 
 CHECKPOINT = str(ROOT / "models/english-detect.pt")
 QUESTION = dict(question="Which?", answers=[dict(text="b", answer_start=2)])
@@ -75,11 +76,11 @@ def predict(tmp_path):
     (read_squad, data.squad, "list_objects"),
     (load_released, canine, "released_names"),
     (inherit, Config, "__post_init__"),
-    (load_tokenizer, tokenizer, "make_tokenizer"),
+    (load_tokenizer, tokenizer, "load_splitter"),
     (load_start, Model, "__init__"),
-    (build_tokenizer, tokenizer, "make_tokenizer"),
+    (build_tokenizer, tokenizer, "load_splitter"),
     (predict, Model, "__init__"),
-    (predict, tokenizer, "load_hash"),
+    (predict, data.coders, "load_hash"),
     (predict, Predictor, "set_candidates"),
 ])
 def test_error_of_our_own_code_is_no_fault_of_a_file(

@@ -26,7 +26,7 @@ from data.corpus import Corpus, prepare
 from data.sources import SOURCES, Source
 from data.tasks import TASKS, Task
 from embeddings import EMBEDDINGS, BloomEmbedding, Embedding, HashEmbedding
-from hashing import HASHES
+from hashing import HASHES, WordHash
 from infer import Predictor
 from model import HEADS, Config, PositionHead
 from objectives import IGNORE_INDEX, OBJECTIVES, Objective, SampledWords
@@ -82,12 +82,11 @@ class SaltedRows(HashEmbedding):
     code_format = "salted"
 
 
-class ToyHash:
+class ToyHash(WordHash):
     """The length of a word, and its rank in the corpus."""
 
     options = {"shift": "hash_seed"}  # argument of fit -> flag
     needs_counts = True
-    near_bits = 0
 
     def __init__(self, ranks, shift=0):
         self.ranks = ranks

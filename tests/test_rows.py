@@ -6,9 +6,9 @@ import datasets
 import pytest
 
 from data.rows import read_rows
+from data.splitters import clean_name
 from support.common import InputError
 from tests.helpers import list_pages
-from tokenizer import clean_name
 
 ROWS = [dict(n=1, text="one fish"), dict(n=2, text="two fish"), dict(n=3, text="naïve 日本")]
 TEXTS = [row["text"] for row in ROWS]

@@ -9,9 +9,9 @@ import pytest
 import data.sources
 from data.python_source import python_files, python_names
 from data.sources import PythonTexts, choose_columns, find_sources, name_data
+from data.splitters import ItemNames, item_names
 from support.common import InputError
 from tests.helpers import list_pages
-from tokenizer import ItemNames, item_names
 
 
 # Parts of --data

@@ -1,4 +1,4 @@
-"""Tests of tokenizer.py: words to token IDs and codes, subwords, names, pairs, and windows."""
+"""Tests of data/splitters.py and tokenizer.py: words, subwords, names, token IDs, pairs."""
 
 import json
 import sys
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from bloom import BloomMap
-from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
+from data.splitters import BPE, SPLITS, ItemNames, Phrases, match_longest
 from data.squad import sliding_windows
+from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
 from tests.helpers import make_words, run_script
-from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP, HashTokenizer, ItemNames, Phrases
-from tokenizer import build_inputs, make_tokenizer, match_longest
+from tokenizer import CLS, FIRST_WORD_ID, SEP, HashTokenizer, build_inputs, make_tokenizer
 
 
 def make_config(code_format):
@@ -33,6 +33,18 @@ def reload(tokenizer, config):
     """Return a tokenizer's copy, through its state as JSON."""
     state = json.loads(json.dumps(tokenizer.state()))
     return HashTokenizer.load(state, config)
+
+
+# Words of a text
+
+
+@pytest.mark.parametrize("split, words", [
+    ("regex", ["new", "york", "mayor", "!"]),
+    ("space", ["new", "york", "mayor!"]),
+    ("items", ["New", "York", "mayor!"]),
+])
+def test_example_of_the_header_is_split_as_it_says(split, words):
+    assert SPLITS[split]().split("New York mayor!")[0] == words
 
 
 # BPE and phrases
@@ -58,12 +70,12 @@ def test_bpe_of_a_letter_whose_lower_case_is_longer_keeps_offsets(bpe):
     (["rare words only once"], 999, 256),  # no pair is seen five times: the 256 bytes
 ])
 def test_bpe_learns_frequent_pairs_up_to_a_size(texts, size, num_pieces):
-    assert len(BPE.train(lambda: texts, size=size).units) == num_pieces
+    assert len(BPE.train(texts, size=size).units) == num_pieces
 
 
 def test_bpe_cuts_words_of_more_than_1000_letters():
     """Without the cut a word of 9,000 letters would give pieces of 4,096."""
-    units = BPE.train(lambda: ["ab" * 4_500], size=999).units
+    units = BPE.train(["ab" * 4_500], size=999).units
     assert 500 < max(map(len, units)) <= 1_001
 
 
@@ -72,7 +84,7 @@ def test_library_of_bpe_is_imported_by_bpe_alone(monkeypatch):
     run_script("-c", "import sys, tokenizer; assert 'tokenizers' not in sys.modules")
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if it were not installed
     with pytest.raises(ValueError, match="requires the package tokenizers, not found"):
-        BPE.train(lambda: ["a text"])
+        BPE.train(["a text"])
 
 
 class FewPieces(Phrases):
@@ -82,7 +94,7 @@ class FewPieces(Phrases):
 @pytest.fixture(scope="module")
 def phrases():
     texts = ["New York is new", "the New York mayor", "in New York"] * 9
-    return FewPieces.train(lambda: texts, 300)
+    return FewPieces.train(texts, 300)
 
 
 def test_phrases_are_frequent_words_and_pairs(phrases):
@@ -93,8 +105,14 @@ def test_phrases_are_frequent_words_and_pairs(phrases):
 
 def test_phrases_occur_twice_and_leave_room_for_pieces():
     """A phrase occurs twice at least. The size counts pieces, 256 or more, and phrases."""
-    assert FewPieces.train(lambda: ["new york"], 300).phrases == set()
-    assert len(FewPieces.train(lambda: ["new york"] * 9, 258).units) == 258
+    assert FewPieces.train(["new york"], 300).phrases == set()
+    assert len(FewPieces.train(["new york"] * 9, 258).units) == 258
+
+
+def test_phrases_refuse_texts_that_can_be_read_once():
+    """The second time a generator is empty: there would be no pieces but bytes."""
+    with pytest.raises(AssertionError, match="expected what can be read twice"):
+        Phrases.train(text for text in ["new york"] * 9)
 
 
 def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
@@ -113,7 +131,7 @@ def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
 ])
 def test_phrases_drop_the_rare_where_memory_is_short(monkeypatch, texts, kept):
     monkeypatch.setattr(FewPieces, "MAX_COUNTED", 9)
-    assert FewPieces.train(lambda: texts, 300).phrases >= kept
+    assert FewPieces.train(texts, 300).phrases >= kept
 
 
 # Names of items
@@ -258,9 +276,8 @@ def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
     # the IDs of all words after the second "cat" would be those of their neighbors
     (ROW, dict(vocabulary=["cat", "cat", "dog"]), "vocabulary: expected each word once"),
     (DIGEST, dict(vocabulary=["cat"], bloom_map=BloomMap(23, 3)), "bloom_map: not that of"),
-    (SKETCH, dict(split="item"), "split: expected one of .*, got 'item'"),
-    (SKETCH, dict(split="bpe"), "subwords: not of bpe"),
-    (SKETCH, dict(subwords="BPE"), "subwords: not of regex"),
+    (SKETCH, dict(subwords=ItemNames()), "subwords: not of regex"),
+    (SKETCH, dict(split="bpe", subwords=ItemNames()), "subwords: not of bpe"),
 ])
 def test_parts_that_do_not_fit_are_refused(config, options, message):
     with pytest.raises(AssertionError, match=message):
@@ -269,7 +286,6 @@ def test_parts_that_do_not_fit_are_refused(config, options, message):
 
 @pytest.mark.parametrize("call, message", [
     (lambda: make_tokenizer(SKETCH).ids("play"), "words: expected a list of str"),
-    (lambda: make_tokenizer(make_config("new")), "unknown code format"),
     (lambda: sliding_windows(np.arange(5), np.arange(9), 7), "length: expected 8 or more"),
     (lambda: build_inputs(np.arange(5), np.arange(5), 4), "length: expected 5 or more"),
 ])
