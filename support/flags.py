@@ -21,10 +21,11 @@ from data.corpus import name_data
 from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
 from hashing import HASHES
-from model import CHOICES, PRESETS, Config, Model
+from model import PRESETS, Config, Model
 from objectives import OBJECTIVES
 from support.common import InputError, Ranks, add_device_flags, at_least, blame, find_checkpoint
 from support.common import load_checkpoint, make_parser
+from support.config import CHOICES
 from tokenizer import SPLITS, SUBWORDS
 
 # All settings: the fields of Config, also those without a flag (head, order, grams), and the rest,
