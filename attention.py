@@ -30,7 +30,7 @@ Random vectors collide with a probability P of about 1 / 2^r. So c and the sum b
 the share hardly depends on it. For e 64 and 256 buckets:
 
     r hyperplanes                                            1       2       4       8
-    share of the keys outside (outside_share_law)           36 %    60 %    86 %    98 %
+    share of the keys outside (bench/shares.py)             36 %    60 %    86 %    98 %
     queries without a key inside, (1 - P)^L, for L = 128     0 %     0 %     0 %    37 %
 
 The share is smaller where queries and keys are similar. fill="mask" is the other reading of the
@@ -185,6 +185,12 @@ def collisions(hq, hk):
 
 def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None):
     """Return LSH attention by the literal formula. [BL §2.2.2]
+
+    By hand: a query at position 0 has the score ln 3 with key 0, which shares its bucket, and keys
+    1 and 2 are outside. The values are 1, 2, 3:
+
+        fill="zero"    weights exp(ln 3), exp(0), exp(0) = 3, 1, 1    (3·1 + 1·2 + 1·3) / 5 = 1.6
+        fill="mask"    weights 3, 0, 0                                (3·1) / 3 = 1
 
     Args:
         q, k, v: float (B, H, L, e).
@@ -377,7 +383,7 @@ class SelfAttention(nn.Module):
         return self.out(a)
 
 
-# Two laws: how often vectors collide, and what the keys outside weigh
+# How often vectors collide, and what the keys outside weigh
 
 
 def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
@@ -407,24 +413,6 @@ def outside_share(q, k, hq, hk):
     scores = q @ k.transpose(-2, -1) / math.sqrt(e)
     weights = scores.masked_fill(is_outside, 0.0).softmax(-1)
     return (weights * is_outside).sum(-1)
-
-
-def outside_share_law(head_size, num_hyperplanes, num_buckets):
-    """Return about what outside_share is for independent vectors with standard normal entries.
-
-    Their scores s are about normal(0, 1), and the angle of a pair is about acos(s / √e), so it
-    collides with the probability P(s) of collision_probability. With means E over s, the share is
-
-        E[1 - P] / (E[1 - P] + E[P exp(s)])
-    """
-    s = torch.linspace(-6, 6, 1001)
-    density = torch.exp(-s.square() / 2)
-    cosine = s / math.sqrt(head_size)
-    angle = cosine.clamp(-1, 1).acos()
-    P = collision_probability(angle, num_hyperplanes, num_buckets)
-    outside = (density * (1 - P)).sum()
-    inside = (density * P * s.exp()).sum()
-    return (outside / (outside + inside)).item()
 
 
 # Checks and helpers
@@ -484,40 +472,20 @@ def uncompiled_lsh_attention():
     return UNCOMPILED[0]
 
 
-# Demo
-
-
 def main():
-    """Print which pairs of queries and keys collide, and two laws beside what is measured."""
+    """Print which pairs of queries and keys collide."""
     torch.manual_seed(0)
-    e = 64
-    centers = torch.randn(3, e).repeat_interleave(4, 0)  # (12, e)
-    q, k = centers + 0.3 * torch.randn(2, 1, 1, 12, e)  # (B, H, L, e) each
-    hq, hk = hash_by_chance(q, k, 4)
+    centers = torch.randn(3, 64).repeat_interleave(4, 0)  # (L, e) = (12, 64)
+    q, k = centers + 0.3 * torch.randn(2, 1, 1, 12, 64)  # (B, H, L, e) each
+    planes, coef = draw_hyperplanes(1, 1, 4, 64, 256)
+    hq = simhash(q, planes, coef, 256)
+    hk = simhash(k, planes, coef, 256)
     print("12 positions in 3 groups of 4 similar vectors. Rows are queries, columns are keys.\n"
           "#  on the same side of 4 hyperplanes: LSH attention computes the score of the pair\n"
           ".  not so: the score is 0, and the weight before normalization exp(0) = 1\n")
     for row in collisions(hq, hk)[0, 0].tolist():
         signs = [".#"[is_collision] for is_collision in row]
         print("  " + " ".join(signs))
-
-    print("\n512 vectors that are not similar    keys inside           weight of keys outside")
-    print("hyperplanes                         law      counted      law      measured")
-    q, k = torch.randn(2, 1, 16, 512, e)
-    for r in (1, 2, 4, 8):
-        hq, hk = hash_by_chance(q, k, r)
-        law = collision_probability(math.pi / 2, r, 256)  # nearly a right angle, on average
-        counted = collisions(hq, hk).float().mean()
-        share_law = outside_share_law(e, r, 256)
-        share = outside_share(q, k, hq, hk).mean()
-        print(f"{r:<36}{law:<9.1%}{counted:<13.1%}{share_law:<9.1%}{share:.1%}")
-
-
-def hash_by_chance(q, k, num_hyperplanes):
-    """Return buckets of q and k, (B, H, 1, L) each, of 256, by new hyperplanes."""
-    _, H, _, e = q.shape
-    planes, coef = draw_hyperplanes(H, 1, num_hyperplanes, e, 256)
-    return simhash(q, planes, coef, 256), simhash(k, planes, coef, 256)
 
 
 if __name__ == "__main__":

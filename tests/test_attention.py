@@ -17,6 +17,7 @@ import attention
 import attention_fast
 from attention import SelfAttention, full_attention, full_attention_reference, lsh_attention
 from attention import lsh_attention_reference, simhash
+from bench.shares import outside_share_law
 from tests.helpers import run_script
 
 
@@ -172,7 +173,7 @@ def test_share_of_keys_outside_follows_its_law(r):
     hq = simhash(q, planes, coef, 256)
     hk = simhash(k, planes, coef, 256)
     share = attention.outside_share(q, k, hq, hk).mean().item()
-    law = attention.outside_share_law(64, r, 256)
+    law = outside_share_law(64, r, 256)
     assert abs(share - law) < 0.02
     is_alone = ~attention.collisions(hq, hk).any(3)
     alone = is_alone.float().mean().item()
