@@ -14,7 +14,7 @@ The docstrings go on with this example, one sequence of eight positions, whose l
 
     position               0  1  2  3  4  5  6  7
     bucket of the query    4  7  4  9  7  4  9  7
-    bucket of the key      7  7  4  4  9  9  4  -
+    bucket of the key      7  7  4  4  9  9  4  7
 
     bucket   queries   keys
     4        0 2 5     2 3 6

@@ -209,14 +209,14 @@ class Model(nn.Module):
         L = ids.shape[1]
         assert L <= c.length, f"ids: expected at most {c.length} positions, got {L}"
         x = self.embed(ids)  # (B, L·m, d)
+        types = self.types.weight[0]  # (d,)
         if c.order and c.types > 1:
-            types = self.types(self.find_second_text(ids)).repeat_interleave(m, 1)  # (B, L·m, d)
-        else:
-            types = self.types.weight[0]
+            types = self.types(self.find_second_text(ids))  # (B, L, d)
+            types = types.repeat_interleave(m, 1)
         x = x + types
-        if c.order:  # an item's m vectors share one position
+        if c.order:
             positions = self.positions.weight[c.spare_positions:][:L]
-            x = x + positions.repeat_interleave(m, 0)
+            x = x + positions.repeat_interleave(m, 0)  # an item's m vectors share one position
         return self.dropout(self.norm(x))
 
     def embed(self, ids):
@@ -336,14 +336,21 @@ def count_parameters(model):
     """Count the parameters of each part. [HF App. B] [HF §4.4 eq.7]
 
     Returns:
-        dict of int: embedding, specials, encoder, positions (with types and their norm), head (all
-        the rest), total; and poep, the share of parameters that embed words, in [0, 1].
+        dict of int: embedding, specials, encoder, positions (with types and their norm), head,
+        total; and poep, the share of parameters that embed words, in [0, 1].
     """
-    counts = dict(embedding=0, specials=0, encoder=0, positions=0, head=0)
-    part_of = dict(embedding="embedding", specials="specials", layers="encoder",
-                   positions="positions", types="positions", norm="positions")
+    part_of = {
+        "embedding": "embedding",
+        "specials": "specials",
+        "layers": "encoder",
+        "positions": "positions",
+        "types": "positions",
+        "norm": "positions",
+        "head": "head",
+    }
+    counts = dict.fromkeys(part_of.values(), 0)
     for name, parameter in model.named_parameters():
-        part = part_of.get(name.split(".")[0], "head")
+        part = part_of[name.split(".")[0]]
         counts[part] += parameter.numel()
     counts["total"] = sum(counts.values())
     counts["poep"] = counts["embedding"] / counts["total"]
