@@ -530,7 +530,7 @@ def unpack_bits(packed, bits):
 
 
 def main():
-    """Embed 100 words with every method; print shapes and parameters, and Proj by hand."""
+    """Embed 100 words with every method; print shapes and parameters."""
     c = SimpleNamespace(rows=50_260, bits=128, chunk=10, hashes=5, buckets=500, weights=50_000,
                         grams=64, width=768)
     print("  method  vectors of 100 words  parameters")
@@ -541,15 +541,6 @@ def main():
             shape = [*module(codes).shape]  # [100, d], or [100, m, d]
         num_parameters = sum(p.numel() for p in module.parameters())
         print(f"{name:>8}  {str(shape):>20}  {num_parameters:10,}")
-
-    proj = ProjEmbedding(bits=4, width=1)
-    proj.weight.data = torch.tensor([[3.0, 1, 1, -1]])
-    bits = torch.tensor([1, 1, 0, 0])
-    print(f"""
-proj by hand     bits    1  1  0  0    minus their mean    0.5  0.5 -0.5 -0.5    length 1
-                 vector  3  1  1 -1    minus its mean      2    0    0   -2      length √8
-correlation      (1 + 0 + 0 + 1) / (1 · √8) = 0.7071
-ProjEmbedding    {proj(bits).item():.4f}, and with all bits flipped {proj(1 - bits).item():.4f}""")
 
 
 if __name__ == "__main__":

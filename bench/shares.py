@@ -7,6 +7,7 @@ random vectors beside the law, and for the queries and keys of a trained model's
     python -m bench.shares shares --text valid.txt --runs models/english-detect.pt
 """
 
+import math
 import statistics
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def measure(q, k, r, generator):
 
 def make_row(name, r, L, head_size, measured):
     """Return a row of the table, beside the laws of independent vectors of normal numbers."""
-    law = 100 * (1 - attention.outside_share_law(head_size, r, NUM_BUCKETS))
+    law = 100 * (1 - outside_share_law(head_size, r, NUM_BUCKETS))
     alone = 100 * law_of_empty(r, L)
     row = dict(name=name, r=r, L=L, law=law, alone=alone, seeds=len(measured), e=head_size)
     for key in ("inside", "empty"):
@@ -90,6 +91,24 @@ def make_row(name, r, L, head_size, measured):
         row |= {key: statistics.mean(values), f"{key}_std": statistics.stdev(values),
                 f"{key}_all": values}
     return row
+
+
+def outside_share_law(head_size, num_hyperplanes, num_buckets):
+    """Return about what outside_share is for independent vectors with standard normal entries.
+
+    Their scores s are about normal(0, 1), and the angle of a pair is about acos(s / √e), so it
+    collides with the probability P(s) of collision_probability. With means E over s, the share is
+
+        E[1 - P] / (E[1 - P] + E[P exp(s)])
+    """
+    s = torch.linspace(-6, 6, 1001)
+    density = torch.exp(-s.square() / 2)
+    cosine = s / math.sqrt(head_size)
+    angle = cosine.clamp(-1, 1).acos()
+    P = attention.collision_probability(angle, num_hyperplanes, num_buckets)
+    outside = (density * (1 - P)).sum()
+    inside = (density * P * s.exp()).sum()
+    return (outside / (outside + inside)).item()
 
 
 def law_of_empty(r, L):

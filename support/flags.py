@@ -22,10 +22,11 @@ from data.rows import add_reader_flags
 from data.splitters import SPLITS, SUBWORDS
 from embeddings import EMBEDDINGS
 from hashing import HASHES
-from model import CHOICES, PRESETS, Config, Model
+from model import PRESETS, Config, Model
 from objectives import OBJECTIVES
 from support.common import InputError, Ranks, add_device_flags, at_least, blame, find_checkpoint
 from support.common import load_checkpoint, make_parser
+from support.config import CHOICES
 
 # All settings: the fields of Config, also those without a flag (head, order, grams), and the rest,
 # in the groups of --help; max_alpha, lr_mlm and beta2 have no flag. batch, micro, steps, lr and

@@ -1,10 +1,11 @@
-"""Tests of attention.py: dense attention, simhash, LSH attention against its literal formula.
+"""Tests of attention.py and attention_fast.py: simhash, LSH attention against its formula.
 
 test_all.py has both in three numbers, and against loops; test_model.py has the layer's parts.
 """
 
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.attention.flex_attention import create_mask
 
 import attention
+import attention_fast
 from attention import SelfAttention, full_attention, full_attention_reference, lsh_attention
 from attention import lsh_attention_reference, simhash
+from bench.shares import outside_share_law
 from tests.helpers import run_script
 
 
@@ -60,7 +63,7 @@ def attend_dense(q, k, v, blocks):
     collide = create_mask(blocks.mask_mod, B, H, L, L, device="cpu")
     meet = blocks.to_dense().bool()
     for dim in (2, 3):
-        meet = meet.repeat_interleave(attention.FLEX_BLOCK, dim)
+        meet = meet.repeat_interleave(attention_fast.FLEX_BLOCK, dim)
     scores = q @ k.transpose(2, 3) / math.sqrt(e)
     is_out = ~(collide & meet[:, :, :L, :L])
     scores = scores.masked_fill(is_out, -torch.inf)
@@ -71,8 +74,8 @@ def attend_dense(q, k, v, blocks):
 @pytest.fixture
 def dense_kernel(monkeypatch):
     if torch.cuda.is_available():
-        attention.compile_flex()  # there FlexAttention itself is tested
-    monkeypatch.setattr(attention, "attend_flex", attend_dense)
+        attention_fast.compile_flex()  # there FlexAttention itself is tested
+    monkeypatch.setattr(attention_fast, "attend_flex", attend_dense)
 
 
 FILL = pytest.mark.parametrize("fill", ["zero", "mask"])
@@ -170,7 +173,7 @@ def test_share_of_keys_outside_follows_its_law(r):
     hq = simhash(q, planes, coef, 256)
     hk = simhash(k, planes, coef, 256)
     share = attention.outside_share(q, k, hq, hk).mean().item()
-    law = attention.outside_share_law(64, r, 256)
+    law = outside_share_law(64, r, 256)
     assert abs(share - law) < 0.02
     is_alone = ~attention.collisions(hq, hk).any(3)
     alone = is_alone.float().mean().item()
@@ -333,8 +336,8 @@ def test_flex_of_pytorch_matches_reference(fill, L, num_buckets, num_keys, dtype
 
 def test_one_compilation_of_flex_serves_all_buckets(monkeypatch):
     counter = CompileCounter()
-    compiled = torch.compile(attention.attend_flex, backend=counter)
-    monkeypatch.setattr(attention, "attend_flex", compiled)
+    compiled = torch.compile(attention_fast.attend_flex, backend=counter)
+    monkeypatch.setattr(attention_fast, "attend_flex", compiled)
     vectors = [x.detach() for x in random_vectors(150)]
     for num_buckets in (1, 9, 999):
         lsh_attention(*vectors, *random_buckets(150, num_buckets), impl="flex")
@@ -383,13 +386,13 @@ def test_auto_chooses_what_serves(monkeypatch, L, e, n, pairs, dtype, on_cpu, on
     q = torch.zeros(1, 1, L, e, dtype=dtype)
     assert attention.choose_impl(q, n, pairs) == on_cpu
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(attention, "has_compiler", lambda: True)
+    monkeypatch.setattr(attention_fast, "has_compiler", lambda: True)
     assert attention.choose_impl(q, n, pairs) == on_gpu
 
 
 def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(attention, "has_compiler", attention.has_compiler.__wrapped__)
+    monkeypatch.setattr(attention_fast, "has_compiler", attention_fast.has_compiler.__wrapped__)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     with pytest.warns(UserWarning, match="found no C compiler"):
         q = torch.zeros(1, 1, 513, 16, dtype=torch.bfloat16)
@@ -411,38 +414,57 @@ def test_blocks_keep_no_matrix_of_all_pairs():
 
 
 def test_cells_match_docstring_example():
-    """Two sequences of one head; the last key is padding."""
-    hq = torch.tensor([[[4, 7, 4]], [[4, 7, 7]]])
-    hk = torch.tensor([[[7, 7, 4]], [[4, 4, 7]]])
-    cells = attention.number_cells(hq, hk, first_keys(3, 2, L=3))
+    """Eight positions of one sequence; the last key is padding."""
+    hq = torch.tensor([[[4, 7, 4, 9, 7, 4, 9, 7]]])
+    hk = torch.tensor([[[7, 7, 4, 4, 9, 9, 4, 7]]])
+    cells = attention_fast.number_cells(hq, hk, first_keys(7, L=8))
     cell_q, cell_k = [cell.flatten() for cell in cells]
-    assert cell_q.tolist() == [0, 3, 0, 6, 9, 9]
-    assert cell_k.tolist() == [3, 3, 0, 6, 6, 12]
-    [rows_q], [rows_k] = attention.group_cells(cell_q, cell_k)
+    assert cell_q.tolist() == [0, 6, 0, 12, 6, 0, 12, 6]
+    assert cell_k.tolist() == [6, 6, 0, 0, 12, 12, 0, 16]
+    [rows_q], [rows_k] = attention_fast.group_cells(cell_q, cell_k)
     assert rows_q.tolist() == [
-        [0, 2],
-        [1, 6],
-        [3, 6],
-        [4, 5],
+        [0, 2, 5],
+        [1, 4, 7],
+        [3, 6, 8],
     ]
     assert rows_k.tolist() == [
-        [2, 6, 7],
-        [0, 1, 7],
-        [3, 4, 7],
-        [6, 6, 7],
+        [2, 3, 6, 9],
+        [0, 1, 8, 9],
+        [4, 5, 8, 9],
     ]
+
+
+def test_cells_of_two_sequences_have_different_numbers():
+    """The second begins at 2L = 6. Padding has 2N = 12."""
+    h = torch.tensor([[[4, 7, 4]], [[4, 7, 7]]])
+    cell_q, cell_k = attention_fast.number_cells(h, h, first_keys(3, 2, L=3))
+    assert cell_q.flatten().tolist() == [0, 4, 0, 6, 8, 8]
+    assert cell_k.flatten().tolist() == [0, 4, 0, 6, 8, 12]
 
 
 def test_find_blocks_matches_docstring_example(monkeypatch):
-    monkeypatch.setattr(attention, "FLEX_BLOCK", 4)
-    queries = torch.tensor([[[1, 1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 7]]])
-    keys = torch.tensor([[[1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 7, 7]]])
-    blocks = attention.find_blocks(queries, keys)
+    monkeypatch.setattr(attention_fast, "FLEX_BLOCK", 2)
+    queries = torch.tensor([[[0, 0, 0, 6, 6, 6, 12, 12]]])
+    keys = torch.tensor([[[0, 0, 0, 6, 6, 12, 12, 16]]])
+    blocks = attention_fast.find_blocks(queries, keys)
     assert blocks.to_dense()[0, 0].tolist() == [
-        [1, 1, 0],
-        [1, 1, 0],
-        [0, 1, 1],
+        [1, 1, 0, 0],
+        [1, 1, 1, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1],
     ]
+
+
+def test_attention_without_its_fast_file_warns_and_is_right(monkeypatch):
+    """A file that is copied alone is never slow in silence."""
+    monkeypatch.setitem(sys.modules, "attention_fast", None)  # importing it raises
+    vectors = random_vectors(L=300)
+    buckets = random_buckets(300)
+    with pytest.warns(UserWarning, match="found no attention_fast.py beside attention.py"):
+        out = lsh_attention(*vectors, *buckets)
+    assert torch.equal(out, lsh_attention_reference(*vectors, *buckets))
+    with pytest.raises(ModuleNotFoundError, match="attention_fast"):
+        lsh_attention(*vectors, *buckets, impl="blocks")
 
 
 ONE_HEAD = torch.zeros(2, 1, 1, 37, dtype=torch.int64)

@@ -4,7 +4,6 @@ And the lists of methods in headers and comments, which a new method must join.
 """
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -27,11 +26,12 @@ from data.sources import SOURCES, Source
 from data.tasks import TASKS, Task
 from embeddings import EMBEDDINGS, BloomEmbedding, Embedding, HashEmbedding
 from hashing import HASHES, WordHash
+from heads import HEADS, PositionHead
 from infer import Predictor
-from model import HEADS, Config, PositionHead
+from model import Config
 from objectives import IGNORE_INDEX, OBJECTIVES, Objective, SampledWords
 from support import flags
-from tests.helpers import ROOT, SMALL, assert_refused, run_main
+from tests.helpers import SMALL, assert_refused, run_main
 from tokenizer import FIRST_WORD_ID
 
 
@@ -289,26 +289,19 @@ def test_new_source_is_a_class_and_its_line(monkeypatch, tmp_path):
 # Lists of methods
 
 
-def test_comments_of_config_name_the_methods_that_read_a_field():
-    """In brackets; the methods of a field are those whose codes or tables depend on it."""
-    source = (ROOT / "model.py").read_text(encoding="utf-8")
-    block = source.split('emb: str = "proj"')[1].split("# Encoder")[0]
-    listed = defaultdict(set)
-    names = set()
-    for line in block.splitlines():
-        for bracket in re.findall(r"\[(.*?)\]", line):
-            bracket = re.sub(r" \(.*?\)", "", bracket)
-            names |= set(bracket.split(", "))
-        if match := re.match(r" +(\w+): int", line):  # comments come before or behind a field
-            listed[match[1]] = names
-            names = set()
-    expected = defaultdict(set)
+def test_table_of_config_names_the_fields_that_an_embedding_reads():
+    """Those that its codes or its tables depend on."""
+    sizes = {"rows", "bits", "chunk", "hashes", "buckets", "weights", "grams"}
+    table = {}
+    for embs, cells in re.findall(r"^        (\w[\w, ]*?)  +(\w.*)$", Config.__doc__, re.M):
+        for emb in embs.split(", "):
+            table[emb] = sizes & set(re.findall(r"\w+", cells))
+    del table["method"]  # its head
+    expected = {}
     for emb, embedding in EMBEDDINGS.items():
         fields = {*CODERS[embedding.code_format].list_fields(), *signature(embedding).parameters}
-        for field in fields & listed.keys():
-            expected[field].add(emb)
-    assert listed == expected
-    assert len(listed) == 7
+        expected[emb] = sizes & fields
+    assert table == expected
 
 
 def test_table_of_coders_has_each_format_and_its_embeddings():
