@@ -12,7 +12,8 @@
     results = predictor.detect(["a text", "another"])  # in batches, a result for each
 
 Sources: [HF] Xue & Aletras 2022. [BERT] Devlin et al. 2019. [SB], [CM]: see objectives.py
-Out of scope: scores (finetune.py --epochs 0)
+Out of scope: rows to token IDs (support/readers.py), files (support/predict_file.py), scores
+    (finetune.py --epochs 0)
 Notation: B batch   L positions   M masked positions   V candidate words   d hidden size   T bits
     m vectors or hashes of an item   k results to return   R buckets of a hash   N rows
 """
@@ -28,13 +29,13 @@ from bloom import ItemMap, beam_search, hash_logp
 from data.batches import length_batches, pad_batch
 from data.rows import add_reader_flags, reader_options
 from data.squad import V2, find_answers, sliding_windows
-from model import HEADS, load_model
+from model import load_model
 from objectives import ShuffleRandom
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from support.common import run_script, send
 from support.predict_file import write_rows, write_vectors
-from support.readers import LOCK, MASK_WORD, Example, SetReader, TextReader, list_ids, read_all
-from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer, ItemNames, import_tokenizers
+from support.readers import LOCK, MASK_WORD, SetReader, TextReader, list_ids, read_all
+from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer, import_tokenizers
 
 BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding
 
@@ -113,28 +114,20 @@ class Predictor:
         self.kinds = checkpoint.get("kinds")
         if self.kinds is None:  # an older checkpoint
             self.kinds = ShuffleRandom.kinds
-        # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
-        self.may_cut = truncate or self.task != {}
+        self.truncate = truncate
         self.set_candidates(checkpoint["words"])
         self.readout = READOUTS[self.model.head.method](self)
-
         length = self.config.length
         if self.config.order:
-            self.reader = TextReader(self.tokenizer, length, self.columns, self.task == {})
-            self.vector_reader = self.reader
-        else:  # all heads of sets fill a mask; a vector is of the items alone
-            splitter = ItemNames(self.candidates.items)
-            self.reader = SetReader(self.tokenizer, splitter, length, adds_mask=True)
-            self.vector_reader = SetReader(self.tokenizer, splitter, length, adds_mask=False)
+            has_masks = not self.task  # in fine-tuning [MASK] is ordinary text
+            self.reader = TextReader(self.tokenizer, length, self.columns, has_masks)
+        else:
+            self.reader = SetReader(self.tokenizer, length, self.candidates.items)
 
     def set_candidates(self, words):
         """Search these words, list[str], the most frequent first, instead of the checkpoint's."""
         self.candidates = Candidates(words, self.tokenizer, self.config)
-
-    @property
-    def words(self):
-        """The words that neighbors searches, list[str]."""
-        return self.candidates.words
+        self.words = self.candidates.words
 
     # What the head says. Its class in READOUTS says what a result is
 
@@ -171,18 +164,15 @@ class Predictor:
 
     def check_method(self, method):
         """Raise InputError unless the model's head has this method."""
-        if method != self.model.head.method:
-            heads = [name for name, head in HEADS.items() if head.method == method]
-            raise InputError(
-                f"expected a model with head {' or '.join(heads)}, got one with "
-                f"{self.config.head}. finetune.py makes classify and span, pretrain.py the others.")
+        method_of_head = self.model.head.method
+        if method != method_of_head:
+            raise InputError(f"{method}: expected a model that has it, got one with head "
+                             f"{self.config.head}, which has {method_of_head}.")
 
     # Rows to Examples, and Examples to outputs
 
     def read(self, row):
         """Return the Example of a row, or raise a ValueError if the head cannot read it."""
-        if isinstance(row, Example):  # it was read before
-            return row
         example = self.reader.read(row)
         self.check_length(example)
         self.readout.check(example)
@@ -190,18 +180,17 @@ class Predictor:
 
     def read_for_vector(self, row):
         """Return the Example of a row for embed, which needs no [MASK] and no words."""
-        if isinstance(row, Example):
-            return row
-        example = self.vector_reader.read(row)
+        example = self.reader.read_for_vector(row)
         self.check_length(example)
         return example
 
     def check_length(self, example):
         """Raise a ValueError if a row was cut, and may not be."""
-        if example.num_cut > 0 and not self.may_cut:
-            raise ValueError(f"expected at most {self.config.length} positions, got "
-                             f"{self.config.length + example.num_cut}. The flag or argument "
-                             "truncate reads the start.")
+        # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
+        if example.num_cut > 0 and not self.task and not self.truncate:
+            length = self.config.length
+            raise ValueError(f"expected at most {length} positions, got {length + example.num_cut}."
+                             " The flag or argument truncate reads the start.")
 
     def list_notes(self, row):
         """Return what a user has to know about how a row is read, list[str]."""
@@ -264,14 +253,10 @@ class Predictor:
         if not isinstance(words, list):
             return self.neighbors([words], k)[0]
         queries = [self.read_word(text) for text in words]
-        candidates = self.word_vectors(self.words)  # (V, T) or (V, m·d)
-        mean = 0
-        if self.near_bits() == 0:
-            mean = candidates.mean(0)
-        candidates = F.normalize(candidates - mean)
-        vectors = F.normalize(self.word_vectors(queries) - mean)
+        vectors = F.normalize(self.word_vectors(self.words + queries))
+        candidates = vectors[:len(self.words)]  # (V, T) or (V, m·d)
         results = []
-        for query, vector in zip(queries, vectors):
+        for query, vector in zip(queries, vectors[len(self.words):]):
             cosines = candidates @ vector  # (V,)
             best = cosines.argsort(descending=True, stable=True)[:k + 1].tolist()
             pairs = [(self.words[i], cosines[i].item()) for i in best if self.words[i] != query]
@@ -286,19 +271,19 @@ class Predictor:
         return words[0]
 
     def word_vectors(self, words):
-        """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d)."""
-        if self.near_bits() > 0:
-            bits = self.tokenizer.coder.hash.bits(words, self.near_bits())
+        """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d).
+
+        words: list[str], which begins with self.words.
+        """
+        hash = self.tokenizer.coder.hash
+        if hash is not None and hash.near_bits > 0:
+            bits = hash.bits(words, hash.near_bits)
             return 2.0 * torch.from_numpy(bits) - 1
         ids = torch.from_numpy(list_ids(self.tokenizer, words)).long()
         self.update_codes()
         x = self.model.embed(ids.to(self.model.device))  # (n·m, d)
-        return x.view(len(words), -1).cpu()
-
-    def near_bits(self):
-        """Return how many bits of the hash tell which words are similar; 0: none do."""
-        hash = self.tokenizer.coder.hash
-        return 0 if hash is None else hash.near_bits
+        x = x.view(len(words), -1).cpu()
+        return x - x[:len(self.words)].mean(0)
 
 
 class Candidates:
@@ -389,7 +374,8 @@ class WordJudge(Readout):
         """Print a text with misplaced words as {word:kind}, then the k words least likely intact.
 
             She looked out of the {kubernetes:random}.
-                  kubernetes   intact  0.3%   shuffled  1.2%   random 98.5%
+                    kubernetes   intact  8.7%   shuffled  0.3%   random 91.0%
+                           the   intact 99.6%   shuffled  0.4%   random  0.0%
         """
         words, spans, probabilities = result
         kinds = self.predictor.kinds
@@ -445,14 +431,17 @@ class WordRanking(MaskReadout):
         logits = logits[:, FIRST_WORD_ID:]  # (M, V): no special tokens
         logits[:, self.list_shown(example)] = -torch.inf
         best = logits.softmax(-1).topk(min(k, len(items)))
-        result = []  # for each [MASK] its pairs
-        for values, numbers in zip(best.values.tolist(), best.indices.tolist()):
-            # an item that is left out has 0, or NaN if the set shows all items
-            pairs = [(items[n], p) for n, p in zip(numbers, values) if p > 0]
+        result = []
+        for shares, numbers in zip(best.values.tolist(), best.indices.tolist()):
+            pairs = []
+            for number, share in zip(numbers, shares):
+                if share > 0:  # a shown item has 0, and all have NaN if the set shows all items
+                    pairs.append((items[number], share))
             result.append(pairs)
         return result
 
     def print_result(self, row, result, k):
+        """Print the pairs of each [MASK] under its number, from 1 on."""
         for number, pairs in enumerate(result, 1):
             print(f"[MASK] {number}")
             print_words(self.predictor, pairs)
@@ -470,21 +459,29 @@ class ItemSearch(MaskReadout):
     """
 
     def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
-        candidates = self.predictor.candidates
-        logp = hash_logp(logits, candidates.item_map)  # (M, m, R): m hashes of an item
-        shown = self.list_shown(example).to(logits.device)  # (E,)
+        items = self.predictor.candidates.items
+        item_map = self.predictor.candidates.item_map
+        logp = hash_logp(logits, item_map)  # (M, m, R): m hashes of an item
+        shown = self.list_shown(example).to(logits.device).expand(len(logp), -1)  # (M, E)
         # without a limit of rounds the search goes on until the k best are certified
         best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
-            logp, candidates.item_map, k, beam=k, rounds=None,
-            exclude=shown.expand(len(logp), -1))
-        result = []  # for each [MASK] its dict
-        for numbers, values, scored in zip(best.tolist(), scores.tolist(), num_scored.tolist()):
-            # -1: fewer than k items are left
-            items = [(candidates.items[n], value) for n, value in zip(numbers, values) if n >= 0]
-            result.append(dict(items=items, scored=scored, total=len(candidates.items)))
+            logp, item_map, k, beam=k, rounds=None, exclude=shown)
+        result = []
+        for position, scored in enumerate(num_scored.tolist()):
+            pairs = []
+            for number, score in zip(best[position].tolist(), scores[position].tolist()):
+                if number >= 0:  # -1: fewer than k items are left
+                    pairs.append((items[number], score))
+            result.append(dict(items=pairs, scored=scored, total=len(items)))
         return result
 
     def print_result(self, row, result, k):
+        """Print the items of each [MASK], and how many of all the search has scored.
+
+            [MASK] 1   sums of log-probabilities; provably the best of 5,000, of which 104 ...
+                          door   -5.321
+                          room   -9.850
+        """
         for number, found in enumerate(result, 1):
             print(f"[MASK] {number}   sums of log-probabilities; provably the best of "
                   f"{found['total']:,}, of which {found['scored']:,} were scored")

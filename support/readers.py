@@ -5,9 +5,10 @@
 
 A reader has
 
-    splitter     what finds the words of a text, or the names in a str
-    read         (row) -> Example, or a ValueError: this is no such row
-    list_notes   (Example) -> what a user has to know about how the row was read, list[str]
+    splitter          what finds the words of a text, or the names in a str
+    read              (row) -> Example for the model's head, or a ValueError: this is no such row
+    read_for_vector   (row) -> Example for Predictor.embed
+    list_notes        (Example) -> what a user has to know about how it was read, list[str]
 """
 
 import re
@@ -18,7 +19,7 @@ import numpy as np
 
 from data.sources import is_names
 from support.common import blame
-from tokenizer import MASK, MAX_UNKNOWN, SPECIALS, build_inputs, item_names
+from tokenizer import MASK, MAX_UNKNOWN, SPECIALS, ItemNames, build_inputs, item_names
 
 MASK_WORD = SPECIALS[MASK]
 # subtle: held while the tokenizer's list of words grows, or is read. Threads may share a Predictor
@@ -44,7 +45,7 @@ class TextReader:
         tokenizer: HashTokenizer.
         length: int, L.
         columns: list[str], the name of each text of a row.
-        has_masks: bool, whether [MASK] marks a word to predict. In fine-tuning it is ordinary text.
+        has_masks: bool, whether [MASK] in a text marks a word to predict.
     """
 
     def __init__(self, tokenizer, length, columns, has_masks):
@@ -55,25 +56,32 @@ class TextReader:
         self.has_masks = has_masks
 
     def read(self, row):
-        texts = row if isinstance(row, (tuple, list)) else [row]
+        """Return the Example of a row: [CLS] words [SEP], and of a pair both texts."""
+        texts = row
+        if not isinstance(row, (tuple, list)):
+            texts = [row]
         are_texts = all(isinstance(text, str) for text in texts)
         if not are_texts or len(texts) != len(self.columns):
-            kind = "a text" if len(self.columns) == 1 else "a tuple of texts"
-            raise ValueError(f"expected {kind} ({', '.join(self.columns)}), got {row!r:.60}.")
+            raise ValueError(f"expected a text or a tuple of texts ({', '.join(self.columns)}), "
+                             f"got {row!r:.60}.")
         words = []
         text_ids = []
         for text in texts:
             found, ids, spans = self.split(text)
             words += found
             text_ids.append(ids)
-        second = text_ids[1] if len(texts) == 2 else None
+        second = None
+        if len(texts) == 2:
+            second = text_ids[1]
         ids, num_cut = build_inputs(text_ids[0], second, self.length)
         return Example(row, ids, words, num_cut, tuple(text_ids), spans)
 
-    def split(self, text):
-        """Return words list[str], their token IDs, and their spans up to the first [MASK].
+    read_for_vector = read
 
-            "a [MASK] cat" -> a [MASK] cat, [5, 4, 6], [(0, 1)]
+    def split(self, text):
+        """Return words list[str], their token IDs list, and their spans up to the first [MASK].
+
+            "a [MASK] cat"  ->  a [MASK] cat   [5, 4, 6]   [(0, 1)]
         """
         first = text
         others = []
@@ -94,47 +102,57 @@ class TextReader:
         if not example.words:
             return ["the text has no words"]
         words = [word for word in example.words if word != MASK_WORD]
-        unknown = list_unknown(self.tokenizer, words)
-        if len(unknown) <= MAX_UNKNOWN * len(words):
+        num_unknown = len(list_unknown(self.tokenizer, words))
+        if num_unknown <= MAX_UNKNOWN * len(words):
             return []
-        return [f"the model knows nothing of {len(unknown):,} of {len(words):,} words; pre-train "
-                "on such text, or with MD5"]
+        return [f"the model knows nothing of {num_unknown:,} of {len(words):,} words; pre-train on "
+                "such text, or with MD5"]
 
 
 class SetReader:
     """Reads item sets, without the items that the model does not know.
 
-    A set has one [MASK], and it comes first. The user may write none, one or several.
-
     Args:
         tokenizer: HashTokenizer.
-        splitter: ItemNames of the known items, some of which have spaces.
         length: int, L.
-        adds_mask: bool. False: the Example is of the items alone.
+        items: list[str], the known ones, of which some have spaces.
     """
 
-    def __init__(self, tokenizer, splitter, length, adds_mask):
+    def __init__(self, tokenizer, length, items):
         self.tokenizer = tokenizer
-        self.splitter = splitter
+        self.splitter = ItemNames(items)
         self.length = length
-        self.adds_mask = adds_mask
 
     def read(self, row):
+        """Return the Example of a set and one [MASK], for an item that is missing.
+
+        The user may write no [MASK], one or several.
+        """
+        return self.read_behind([MASK], row)
+
+    def read_for_vector(self, row):
+        """Return the Example of a set alone."""
+        return self.read_behind([], row)
+
+    def read_behind(self, first, row):
+        """Return the Example of a set, whose token IDs follow those in first, list of int."""
         names = []
-        if isinstance(row, str):
-            names, _ = self.splitter.split(row)
-        elif isinstance(row, (tuple, list)) and is_names(list(row)):
-            names = item_names(list(row))
+        document = row
+        if isinstance(row, tuple):
+            document = list(row)
+        if isinstance(document, str):
+            names, _ = self.splitter.split(document)
+        elif is_names(document):
+            names = item_names(document)
         names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
         unknown = set(list_unknown(self.tokenizer, names))
         known = [name for name in names if name not in unknown]
-        if not known:  # an empty set: heads refuse it, and its vector is 0
+        if not known:  # an empty set: a head refuses it, and its vector is 0
             return Example(row, np.array([MASK], np.int32), [], 0)
-        ids = list_ids(self.tokenizer, known)
-        if self.adds_mask:
-            ids = np.append(np.int32(MASK), ids)
+        ids = first + list_ids(self.tokenizer, known).tolist()
         num_cut = max(0, len(ids) - self.length)
-        return Example(row, ids[:self.length], names, num_cut, shown=tuple(names))
+        ids = np.array(ids[:self.length], np.int32)
+        return Example(row, ids, names, num_cut, shown=tuple(names))
 
     def list_notes(self, example):
         unknown = list_unknown(self.tokenizer, example.words)
@@ -156,10 +174,17 @@ def list_unknown(tokenizer, words):
 
 
 def read_all(read, rows):
-    """Return read(row) of each row; the error of one of several rows has its number."""
+    """Return the Example of each row, read(row), or the row itself if it is an Example already.
+
+    The error of one of several rows has its number.
+    """
     examples = []
     for number, row in enumerate(rows, 1):
-        source = f"row {number:,}" if len(rows) > 1 else ""
+        source = ""
+        if len(rows) > 1:
+            source = f"row {number:,}"
         with blame(source):
-            examples.append(read(row))
+            if not isinstance(row, Example):
+                row = read(row)
+        examples.append(row)
     return examples
