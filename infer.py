@@ -164,10 +164,10 @@ class Predictor:
 
     def check_method(self, method):
         """Raise InputError unless the model's head has this method."""
-        method_of_head = self.model.head.method
-        if method != method_of_head:
-            raise InputError(f"{method}: expected a model that has it, got one with head "
-                             f"{self.config.head}, which has {method_of_head}.")
+        its_method = self.model.head.method
+        if method != its_method:
+            raise InputError(f"expected a model with the method {method}, got one with "
+                             f"{its_method} (head {self.config.head}).")
 
     # Rows to Examples, and Examples to outputs
 
@@ -407,6 +407,10 @@ class MaskReadout(Readout):
                              f"{example.row!r:.60}.")
 
     def forward(self, ids, key_mask):
+        """Return the logits of each row's [MASK].
+
+            rows "a [MASK] [MASK]" and "[MASK] cat"  ->  logits (2, ...) and (1, ...)
+        """
         is_mask = ids == MASK  # (B, L)
         [positions] = torch.where(is_mask.flatten())
         logits = self.predictor.model(ids, key_mask, masked_positions=positions)

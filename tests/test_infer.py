@@ -121,7 +121,7 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
 
 
 @pytest.mark.parametrize("name, call, message", [
-    ("detect", lambda p: p.fill_mask("a [MASK]"), "got one with head sr, which has detect"),
+    ("detect", lambda p: p.fill_mask("a [MASK]"), "fill_mask, got one with detect (head sr)"),
     ("detect", lambda p: p.detect("the [MASK]"), "expected no [MASK]. Remove it"),
     ("fill", lambda p: p.fill_mask("the cat"), "expected [MASK] in the first 64"),
     ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions, got 65"),
