@@ -19,7 +19,7 @@ Notation:
 
 A head is a class and its line in HEADS. Others ask of the class:
 
-    method          the method of infer.Predictor that turns its logits into results
+    method          the method of infer.Predictor for it, and its key in infer.READOUTS
     predicts_rows   whether it scores rows of a table at masked positions, which [MASK] marks
     scales_init     whether its matrices start with the std of deviation 1 of model.py
     fits            (Config) -> whether it can stand on such an encoder

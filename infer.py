@@ -12,51 +12,38 @@
     results = predictor.detect(["a text", "another"])  # in batches, a result for each
 
 Sources: [HF] Xue & Aletras 2022. [BERT] Devlin et al. 2019. [SB], [CM]: see objectives.py
-Out of scope: scores (finetune.py --epochs 0)
+Out of scope: rows to token IDs (support/readers.py), files (support/predict_file.py), scores
+    (finetune.py --epochs 0)
 Notation: B batch   L positions   M masked positions   V candidate words   d hidden size   T bits
     m vectors or hashes of an item   k results to return   R buckets of a hash   N rows
 """
 
-import functools
-import re
 import sys
-import threading
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tokenizers.decoders import ByteLevel
 
 from bloom import ItemMap, beam_search, hash_logp
 from data.batches import length_batches, pad_batch
 from data.rows import add_reader_flags, reader_options
-from data.sources import is_names
-from data.splitters import ItemNames, item_names
+from data.splitters import import_tokenizers
 from data.squad import V2, find_answers, sliding_windows
-from model import HEADS, load_model
+from model import load_model
 from objectives import ShuffleRandom
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from support.common import run_script, send
 from support.predict_file import write_rows, write_vectors
-from tokenizer import FIRST_WORD_ID, MASK, MAX_UNKNOWN, SPECIALS, HashTokenizer, build_inputs
+from support.readers import LOCK, MASK_WORD, SetReader, TextReader, list_ids, read_all
+from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
-MASK_WORD = SPECIALS[MASK]
 BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding
-RANKED = ("fill_mask", "predict_missing", "classify")  # methods that take k
-# subtle: held while the tokenizer's list of words grows, or is read. Threads may share a Predictor
-LOCK = threading.Lock()
 
 
 def infer(args):
     """Check the flags, load the model, and print what it says."""
-    needs_file = args.vectors or args.jsonl or args.text_columns or reader_options(args)
-    if needs_file and args.file is None:
-        raise InputError("--vectors, --jsonl, --text, --encoding, --sep and --header require "
-                         "--file.")
-    if args.vectors and args.jsonl:
-        raise InputError("--jsonl: expected --file without --vectors, got both.")
+    check_flags(args)
     if args.ckpt is None:  # a model either fills masks or judges words
         is_masked = any(MASK_WORD in text for text in args.texts)
         name = "english-fill.pt" if is_masked else "english-detect.pt"
@@ -65,16 +52,7 @@ def infer(args):
     predictor = Predictor(args.ckpt, find_device(args.device), args.truncate)
 
     if args.texts:
-        rows = args.texts
-        if len(predictor.columns) == 2:  # each pair is two texts of the command line
-            if len(rows) % 2:
-                raise InputError(f"TEXT: expected {' and '.join(predictor.columns)}, got {rows}.")
-            rows = list(zip(rows[::2], rows[1::2]))
-        examples = predictor.read_all(rows)
-        for example, result in zip(examples, predictor.predict(examples, args.top_k)):
-            print_result(predictor, example.row, result, args.top_k)
-            for note in predictor.list_notes(example):
-                print(f"note: {note}")
+        print_texts(predictor, args.texts, args.top_k)
     elif args.near is not None:
         for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
             print(word)
@@ -85,32 +63,21 @@ def infer(args):
         write_vectors(args, predictor)
 
 
-class Example(NamedTuple):
-    """A row as a model reads it."""
-
-    row: object  # str or tuple, as the user has it
-    ids: np.ndarray  # int32 (L,), token IDs with special tokens
-    words: list  # str, those of the text or of both texts, [MASK] is one; or the names of a set
-    num_cut: int  # words or items that were cut off, as they did not fit
-    text_ids: tuple = ()  # for each text its token IDs, list of int: all of them
-    spans: tuple = ()  # (start, end) of each word of the last text, in characters
-
-
-def takes_one_row(method):
-    """Let a method that takes a list of rows also take one row, and return its result alone.
-
-    A row may be an Example, which was read already.
-    """
-    @functools.wraps(method)
-    def call(self, rows, *options, **named):
-        if isinstance(rows, list):
-            return method(self, rows, *options, **named)
-        return method(self, [rows], *options, **named)[0]
-    return call
+def print_texts(predictor, rows, k):
+    """Print what a model says of the texts of the command line, at most k results for each."""
+    if len(predictor.columns) == 2:  # a row is a pair of them
+        if len(rows) % 2:
+            raise InputError(f"TEXT: expected {' and '.join(predictor.columns)}, got {rows}.")
+        rows = list(zip(rows[::2], rows[1::2]))
+    examples = read_all(predictor.read, rows)
+    for example, result in zip(examples, predictor.predict(examples, k)):
+        predictor.readout.print_result(example.row, result, k)
+        for note in predictor.list_notes(example):
+            print(f"note: {note}")
 
 
 class Predictor:
-    """A trained model and its tokenizer: rows -> read_all -> Examples -> run -> results.
+    """A trained model and its tokenizer: rows -> read -> Examples -> the readout -> results.
 
     A row is a text, str; a pair of texts, tuple; or an item set, tuple of names, or str with tabs
     or else spaces between names. Each method takes a list of rows and returns the list of their
@@ -129,9 +96,8 @@ class Predictor:
         task: dict, what finetune.py says about its task; empty after pretrain.py.
         columns: list[str], the name of each text of a row.
         kinds: dict, label -> name, what detect says of a word.
-        words: list[str], which neighbors searches.
-        items: list[str], which fill_mask and predict_missing search.
-        item_map: bloom.BloomMap or ItemMap of the items, or None: they have no hashes.
+        candidates: Candidates, what neighbors and the heads for [MASK] search.
+        readout: Readout, which turns the outputs of the head into results.
 
     Raises:
         InputError: The checkpoint is damaged, a row cannot be read, or the head is another one.
@@ -151,181 +117,89 @@ class Predictor:
             self.kinds = ShuffleRandom.kinds
         self.truncate = truncate
         self.set_candidates(checkpoint["words"])
-        self.splitter = self.tokenizer.splitter
-        if not self.config.order:  # names of known items may have spaces
-            self.splitter = ItemNames(self.items)
+        self.readout = READOUTS[self.model.head.method](self)
+        length = self.config.length
+        if self.config.order:
+            has_masks = not self.task  # in fine-tuning [MASK] is ordinary text
+            self.reader = TextReader(self.tokenizer, length, self.columns, has_masks)
+        else:
+            self.reader = SetReader(self.tokenizer, length, self.candidates.items)
 
     def set_candidates(self, words):
-        """Set what the methods search: words for neighbors, items for [MASK].
+        """Search these words, list[str], the most frequent first, instead of the checkpoint's."""
+        self.candidates = Candidates(words, self.tokenizer, self.config)
+        self.words = self.candidates.words
 
-        words: list[str], those of the checkpoint, the most frequent first.
-        """
-        tokenizer = self.tokenizer
-        self.words = words
-        self.items = words
-        self.item_map = tokenizer.coder.bloom_map
-        if tokenizer.is_fixed:  # a word outside the vocabulary has no row and no digest
-            self.words = [word for word in words if word in tokenizer.id_of_word]
-            self.items = tokenizer.words  # item i has the token ID FIRST_WORD_ID + i
-        elif self.config.predicts_rows:  # the buckets of a sketch
-            buckets = tokenizer.targets.codes(words)  # (V, k)
-            self.item_map = ItemMap(buckets, self.config.buckets)
-        self.item_numbers = {name: number for number, name in enumerate(self.items)}
+    # What the head says. Its class in READOUTS says what a result is
 
     def predict(self, rows, k=8):
-        """Return what the method of the model's head returns, k results at most."""
-        name = self.model.head.method
-        method = getattr(self, name)
-        if name in RANKED:
-            return method(rows, k)
-        return method(rows)
+        """Return what the model's head says of each row, k results at most."""
+        if not isinstance(rows, list):
+            return self.predict([rows], k)[0]
+        return self.readout.predict(read_all(self.read, rows), k)
 
-    # 1. Read: a row to token IDs
+    def detect(self, rows):
+        """Judge each word of a text: (words, spans, probabilities), see WordJudge."""
+        self.check_method("detect")
+        return self.predict(rows)
 
-    def read_all(self, rows, for_head=True):
-        """Return the Example of each row. for_head False: for embed, which reads any row."""
-        examples = []
-        for number, row in enumerate(rows, 1):
-            source = f"row {number:,}" if len(rows) > 1 else ""
-            with blame(source):
-                examples.append(self.read(row, for_head))
-        return examples
+    def fill_mask(self, rows, k=8):
+        """Predict each [MASK] among the words of the vocabulary, see WordRanking."""
+        self.check_method("fill_mask")
+        return self.predict(rows, k)
 
-    def read(self, row, for_head=True):
-        """Return the Example of a row, or raise a ValueError if this model cannot read it."""
-        if isinstance(row, Example):  # it was read before
-            return row
-        if self.config.order:
-            example = self.read_texts(row, for_head)
-        else:
-            example = self.read_set(row, for_head)
-        # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
-        if example.num_cut > 0 and not self.task and not self.truncate:
-            raise ValueError(f"expected at most {self.config.length} positions, got "
-                             f"{self.config.length + example.num_cut}. The flag or argument "
-                             "truncate reads the start.")
-        has_mask = MASK in example.ids
-        if for_head and self.config.predicts_rows and not has_mask:
-            raise ValueError(f"expected [MASK] in the first {self.config.length} positions, "
-                             f"got {row!r:.60}.")
-        if for_head and has_mask and not self.config.predicts_rows:
-            raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks, such "
-                             "as models/english-fill.pt.")
+    def predict_missing(self, rows, k=8):
+        """Predict each [MASK] by its hashes, among all items, see ItemSearch."""
+        self.check_method("predict_missing")
+        return self.predict(rows, k)
+
+    def classify(self, rows, k=None):
+        """Label a text or a pair: the k best (label, probability), or all, see Labels."""
+        self.check_method("classify")
+        return self.predict(rows, k)
+
+    def answer(self, rows):
+        """Find the answer to a (question, context): (answer, margin), see Answers."""
+        self.check_method("answer")
+        return self.predict(rows)
+
+    def check_method(self, method):
+        """Raise InputError unless the model's head has this method."""
+        its_method = self.model.head.method
+        if method != its_method:
+            raise InputError(f"expected a model with the method {method}, got one with "
+                             f"{its_method} (head {self.config.head}).")
+
+    # Rows to Examples, and Examples to outputs
+
+    def read(self, row):
+        """Return the Example of a row, or raise a ValueError if the head cannot read it."""
+        example = self.reader.read(row)
+        self.check_length(example)
+        self.readout.check(example)
         return example
 
-    def read_texts(self, row, for_head):
-        """Return the Example of a text or a pair. for_head: as in read_all."""
-        texts = row if isinstance(row, (tuple, list)) else [row]
-        are_texts = all(isinstance(text, str) for text in texts)
-        if not are_texts or len(texts) != len(self.columns):
-            kind = "a text" if len(self.columns) == 1 else "a tuple of texts"
-            raise ValueError(f"expected {kind} ({', '.join(self.columns)}), got {row!r:.60}.")
-        words = []
-        text_ids = []
-        for text in texts:
-            found, ids, spans = self.split(text)
-            words += found
-            text_ids.append(ids)
-        # a task may have rows with an empty text
-        if for_head and not words and not self.task:
-            raise ValueError("expected words, got none.")
-        second = text_ids[1] if len(texts) == 2 else None
-        ids, num_cut = build_inputs(text_ids[0], second, self.config.length)
-        return Example(row, ids, words, num_cut, tuple(text_ids), spans)
+    def read_for_vector(self, row):
+        """Return the Example of a row for embed, which needs no [MASK] and no words."""
+        example = self.reader.read_for_vector(row)
+        self.check_length(example)
+        return example
 
-    def split(self, text):
-        """Return words list[str], their token IDs, and their spans up to the first [MASK]."""
-        first = text
-        others = []
-        if not self.task:  # in fine-tuning [MASK] is ordinary text
-            first, *others = re.split(r" ?\[MASK\]", text)
-        words, spans = self.splitter.split(first)
-        ids = self.list_ids(words).tolist()
-        for part in others:
-            # subtle: BPE adds a space to the start of a text, here to a line break instead of part.
-            # Both become pieces that start at 0, and are dropped; other splits give no word there
-            more, places = self.splitter.split("\n" + part)
-            more = [word for word, (start, _) in zip(more, places) if start > 0]
-            words += [MASK_WORD, *more]
-            ids += [MASK, *self.list_ids(more).tolist()]
-        return words, ids, spans
-
-    def list_ids(self, words):
-        """Return the token IDs of words, int32 (n,). The tokenizer may add them to its list."""
-        with LOCK:
-            return self.tokenizer.ids(words)
-
-    def read_set(self, row, for_head):
-        """Return the Example of an item set, without the items that the model does not know.
-
-        For a head, all of which fill masks, it begins with a [MASK]. The user may write none, one
-        or several.
-        """
-        names = []
-        if isinstance(row, str):
-            names, _ = self.splitter.split(row)
-        elif isinstance(row, (tuple, list)) and is_names(list(row)):
-            names = item_names(list(row))
-        names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
-        is_known = self.tokenizer.is_known(names)
-        known = [name for name, is_good in zip(names, is_known) if is_good]
-        if not known and for_head:
-            raise ValueError("expected items that this model knows, split by tabs or spaces, got "
-                             f"{row!r:.60}.")
-        if not known:  # [MASK] stands for nothing here: embed returns 0 for a row without words
-            return Example(row, np.array([MASK], np.int32), [], 0)
-        ids = self.list_ids(known)
-        if for_head:
-            ids = np.append(np.int32(MASK), ids)
-        length = self.config.length
-        return Example(row, ids[:length], names, max(0, len(ids) - length))
+    def check_length(self, example):
+        """Raise a ValueError if a row was cut, and may not be."""
+        # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
+        if example.num_cut > 0 and not self.task and not self.truncate:
+            length = self.config.length
+            raise ValueError(f"expected at most {length} positions, got {length + example.num_cut}."
+                             " The flag or argument truncate reads the start.")
 
     def list_notes(self, row):
         """Return what a user has to know about how a row is read, list[str]."""
-        [example] = self.read_all([row])
-        notes = []
-        if not example.words:
-            notes.append("the text has no words")
-        words = [word for word in example.words if word != MASK_WORD]
-        is_known = self.tokenizer.is_known(words)
-        unknown = [word for word, is_good in zip(words, is_known) if not is_good]
-        if unknown and not self.config.order:
-            notes.append(f"unknown items were left out: {', '.join(unknown)}")
-        elif len(unknown) > MAX_UNKNOWN * len(words):
-            notes.append(f"the model knows nothing of {len(unknown):,} of {len(words):,} words; "
-                         "pre-train on such text, or with MD5")
-        if example.num_cut > 0 and self.model.head.method != "answer":  # which reads windows
+        [example] = read_all(self.read, [row])
+        notes = self.reader.list_notes(example)
+        if example.num_cut > 0 and not self.readout.reads_windows:
             notes.append(f"cut to {self.config.length} positions")
         return notes
-
-    # 2. Run: token IDs to the outputs of the model
-
-    def run(self, rows, method, forward, interpret):
-        """Return for each row interpret(its Example, the model's output for it).
-
-        Rows of similar length come together.
-
-        Args:
-            rows: list of rows or Examples.
-            method: str, the method that the model's head must have; None: any.
-            forward: see run_batches.
-        """
-        self.check_method(method)
-        examples = self.read_all(rows, for_head=method is not None)
-        inputs = [example.ids for example in examples]
-        results = [None] * len(rows)
-        for chosen, outputs in self.run_batches(inputs, forward):
-            for i, output in zip(chosen, outputs):
-                results[i] = interpret(examples[i], output)
-        return results
-
-    def check_method(self, method):
-        """Raise InputError unless the model's head has this method. None: any has it."""
-        if method not in (None, self.model.head.method):
-            heads = [name for name, head in HEADS.items() if head.method == method]
-            raise InputError(
-                f"expected a model with head {' or '.join(heads)}, got one with "
-                f"{self.config.head}. finetune.py makes classify and span, pretrain.py the others.")
 
     def run_batches(self, inputs, forward):
         """Yield the indices of a batch of inputs of similar length, (B,), and its outputs.
@@ -346,144 +220,27 @@ class Predictor:
         with LOCK:
             self.model.set_codes(self.tokenizer.codes())
 
-    def score_masks(self, ids, key_mask):
-        """Return for each row the logits of its M [MASK]: (M, N), or what hash_logp reads."""
-        is_mask = ids == MASK  # (B, L)
-        [positions] = torch.where(is_mask.flatten())
-        logits = self.model(ids, key_mask, masked_positions=positions)
-        return logits.split(is_mask.sum(1).tolist())
-
-    # 3. Outputs to results, a method for each head
-
-    @takes_one_row
-    def detect(self, rows):
-        """Judge each word of a text: is it intact, shuffled or random? [HF §3.6]
-
-        Returns:
-            words: list[str], those that were read, if the text was cut.
-            spans: list[(start, end)], the characters of each word.
-            probabilities: float (words, 3); column i is of self.kinds[i].
-        """
-        def judge(example, logits):  # (L, 3)
-            num_read = len(example.ids) - 2  # without [CLS] and [SEP]
-            probabilities = logits[1:1 + num_read].softmax(-1).cpu()
-            return example.words[:num_read], example.spans[:num_read], probabilities
-
-        return self.run(rows, "detect", self.model, judge)
-
-    @takes_one_row
-    def fill_mask(self, rows, k=8):
-        """Predict each [MASK] of a text or set among the words of the vocabulary. [BERT §3.1]
-
-        Returns:
-            For each [MASK] a list of the k best (word, probability). An item that the set shows is
-            not among them.
-        """
-        def list_best(example, logits):  # (M, N)
-            logits = logits[:, FIRST_WORD_ID:]  # (M, words): no special tokens
-            logits[:, self.list_shown(example)] = -torch.inf
-            best = logits.softmax(-1).topk(min(k, len(self.items)))
-            found = []  # for each [MASK] its pairs
-            for values, numbers in zip(best.values.tolist(), best.indices.tolist()):
-                # an item that is left out has 0, or NaN if the set shows all items
-                pairs = [(self.items[n], p) for n, p in zip(numbers, values) if p > 0]
-                found.append(pairs)
-            return found
-
-        return self.run(rows, "fill_mask", self.score_masks, list_best)
-
-    @takes_one_row
-    def predict_missing(self, rows, k=8):
-        """Predict each [MASK] of a text or set by its hashes, among all items. [SB §2.5] [CM]
-
-        Returns:
-            For each [MASK], of which a set has one, a dict:
-            items: list of the k best (name, sum of the log-probabilities of its hashes). An item
-                that the set shows is not among them.
-            scored: int, how many items the search scored to certify that these are the best.
-            total: int, how many items there are.
-        """
-        def search(example, logits):
-            logp = hash_logp(logits, self.item_map)  # (M, m, R): m hashes of an item
-            shown = self.list_shown(example).to(logits.device)  # (E,)
-            # without a limit of rounds the search goes on until the k best are certified
-            best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
-                logp, self.item_map, k, beam=k, rounds=None, exclude=shown.expand(len(logp), -1))
-            found = []  # for each [MASK] its dict
-            for numbers, values, scored in zip(best.tolist(), scores.tolist(), num_scored.tolist()):
-                # -1: fewer than k items are left
-                items = [(self.items[n], value) for n, value in zip(numbers, values) if n >= 0]
-                found.append(dict(items=items, scored=scored, total=len(self.items)))
-            return found
-
-        return self.run(rows, "predict_missing", self.score_masks, search)
-
-    def list_shown(self, example):
-        """Return the numbers of the items that a set shows, int64 (E,); none for a text."""
-        names = [] if self.config.order else example.words
-        shown = [self.item_numbers[name] for name in names if name in self.item_numbers]
-        return torch.tensor(shown, dtype=torch.int64)
-
-    @takes_one_row
-    def classify(self, rows, k=None):
-        """Label a text or a pair of texts.
-
-        Returns:
-            A list of the k best (label, probability), all of them if k is None. A regression has
-            one (name of the label column, number).
-        """
-        labels = self.task.get("labels")
-
-        def label(example, logits):  # (labels,)
-            if labels is None:
-                mean, deviation = self.task["scale"]
-                return [(self.task["label"], logits.item() * deviation + mean)]
-            pairs = zip(labels, logits.softmax(-1).tolist())
-            return sorted(pairs, key=lambda pair: -pair[1])[:k]
-
-        return self.run(rows, "classify", self.model, label)
-
-    @takes_one_row
-    def answer(self, rows):
-        """Find the words of a context that answer a question. [BERT §4.2]
-
-        A row is (question, context). A long context is read in windows.
-
-        Returns:
-            The answer, "" for none; and its score minus that of none, float.
-        """
-        self.check_method("answer")
-        examples = self.read_all(rows)
-        windows = []  # (number of the row, Window)
-        for number, example in enumerate(examples):
-            question, context = example.text_ids
-            for window in sliding_windows(question, context, self.config.length):
-                windows.append((number, window))
-        batches = self.run_batches([window.ids for _, window in windows], self.model)
-        pairs = [example.row for example in examples]
-        spans = [example.spans for example in examples]  # of the words of each context
-        texts, margins = find_answers(pairs, windows, spans, batches, self.task["name"] == V2)
-        return list(zip(texts, margins.tolist()))
-
     # For every head: vectors, similar words
 
-    @takes_one_row
     def embed(self, rows):
         """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one.
 
         The vector of a text without words is 0, unless the model was fine-tuned on such texts. So
         is that of a set without items that the model knows.
         """
-        def average(example, outputs):  # (L·m, d)
-            if not example.words and not self.task:
-                return np.zeros(self.config.width, np.float32)
-            size = len(example.ids) * self.model.vectors_per_item  # the rest is padding
-            return outputs[:size].mean(0).cpu().numpy()
+        if not isinstance(rows, list):
+            return self.embed([rows])[0]
+        examples = read_all(self.read_for_vector, rows)
+        inputs = [example.ids for example in examples]
+        vectors = np.zeros((len(rows), self.config.width), np.float32)
+        for chosen, outputs in self.run_batches(inputs, self.model.encode):  # (B, L·m, d)
+            for i, output in zip(chosen, outputs):
+                if not examples[i].words and not self.task:
+                    continue
+                size = len(inputs[i]) * self.model.vectors_per_item  # the rest is padding
+                vectors[i] = output[:size].mean(0).cpu()
+        return vectors
 
-        vectors = self.run(rows, None, self.model.encode, average)
-        return np.reshape(vectors, (-1, self.config.width))  # no rows: (0, d)
-
-    @takes_one_row
     def neighbors(self, words, k=8):
         """Find the words that are most similar to a word, seen in training or not. [HF §3.3]
 
@@ -494,100 +251,302 @@ class Predictor:
         Returns:
             A list of the k best (word, cosine). Among equals the more frequent word comes first.
         """
-        queries = []  # as the tokenizer writes them
-        for text in words:
-            found, _ = self.splitter.split(text)
-            if len(found) != 1 or not self.tokenizer.is_known(found)[0]:
-                raise InputError(f"expected one word that this model knows, got {text!r:.60}.")
-            queries += found
-        candidates = self.word_vectors(self.words)  # (V, T) or (V, m·d)
-        mean = 0
-        if self.near_bits() == 0:
-            mean = candidates.mean(0)
-        candidates = F.normalize(candidates - mean)
+        if not isinstance(words, list):
+            return self.neighbors([words], k)[0]
+        queries = [self.read_word(text) for text in words]
+        vectors = F.normalize(self.word_vectors(self.words + queries))
+        candidates = vectors[:len(self.words)]  # (V, T) or (V, m·d)
         results = []
-        for word, query in zip(queries, F.normalize(self.word_vectors(queries) - mean)):
-            cosines = candidates @ query  # (V,)
+        for query, vector in zip(queries, vectors[len(self.words):]):
+            cosines = candidates @ vector  # (V,)
             best = cosines.argsort(descending=True, stable=True)[:k + 1].tolist()
-            pairs = [(self.words[i], cosines[i].item()) for i in best if self.words[i] != word]
+            pairs = [(self.words[i], cosines[i].item()) for i in best if self.words[i] != query]
             results.append(pairs[:k])
         return results
 
+    def read_word(self, text):
+        """Return the one word of a text, as the tokenizer writes it."""
+        words, _ = self.reader.splitter.split(text)
+        if len(words) != 1 or not self.tokenizer.is_known(words)[0]:
+            raise InputError(f"expected one word that this model knows, got {text!r:.60}.")
+        return words[0]
+
     def word_vectors(self, words):
-        """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d)."""
-        if self.near_bits() > 0:
-            bits = self.tokenizer.coder.hash.bits(words, self.near_bits())
+        """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d).
+
+        words: list[str], which begins with self.words.
+        """
+        hash = self.tokenizer.coder.hash
+        if hash is not None and hash.near_bits > 0:
+            bits = hash.bits(words, hash.near_bits)
             return 2.0 * torch.from_numpy(bits) - 1
-        ids = torch.from_numpy(self.list_ids(words)).long()
+        ids = torch.from_numpy(list_ids(self.tokenizer, words)).long()
         self.update_codes()
         x = self.model.embed(ids.to(self.model.device))  # (n·m, d)
-        return x.view(len(words), -1).cpu()
-
-    def near_bits(self):
-        """Return how many bits of the hash tell which words are similar; 0: none do."""
-        hash = self.tokenizer.coder.hash
-        return 0 if hash is None else hash.near_bits
+        x = x.view(len(words), -1).cpu()
+        return x - x[:len(self.words)].mean(0)
 
 
-# Results for people. A function for each method: its result, which predict returned for a row
+class Candidates:
+    """What a Predictor searches: words for neighbors, items for a [MASK].
+
+    Args:
+        words: list[str], the most frequent first.
+        tokenizer: HashTokenizer.
+        config: model.Config.
+
+    Attributes:
+        words: list[str], those that neighbors searches.
+        items: list[str], those that fill_mask and predict_missing search.
+        item_map: bloom.BloomMap or ItemMap of the items, or None: they have no hashes.
+        numbers: dict, item -> its place in items.
+    """
+
+    def __init__(self, words, tokenizer, config):
+        self.words = words
+        self.items = words
+        self.item_map = tokenizer.coder.bloom_map
+        if tokenizer.is_fixed:  # a word outside the vocabulary has no row and no digest
+            self.words = [word for word in words if word in tokenizer.id_of_word]
+            self.items = tokenizer.words  # item i has the token ID FIRST_WORD_ID + i
+        elif config.predicts_rows:  # the buckets of a sketch
+            buckets = tokenizer.targets.codes(words)  # (V, k)
+            self.item_map = ItemMap(buckets, config.buckets)
+        self.numbers = {name: number for number, name in enumerate(self.items)}
 
 
-def print_result(predictor, row, result, k):
-    """Print the result of a row, of Predictor.predict."""
-    PRINTERS[predictor.model.head.method](predictor, row, result, k)
+# What the heads say. A readout is a class for a `method` of model.HEADS, and its line in READOUTS
 
 
-def print_judgments(predictor, text, result, k):
-    """Print a text with misplaced words as {word:kind}, then the k words least likely intact."""
-    words, spans, probabilities = result
-    marked = ""
-    last = 0  # the first character that is not in `marked` yet
-    for (start, end), kind in zip(spans, probabilities.argmax(1).tolist()):
-        if kind != 0:  # not intact
-            marked += f"{text[last:start]}{{{text[start:end]}:{predictor.kinds[kind]}}}"
-            last = end
-    _, end = spans[-1]
-    print(marked + text[last:end])  # what follows was not read
-    ranking = probabilities[:, 0].argsort(stable=True)
-    for i in ranking[:k].tolist():
-        line = f"  {clean(predictor, words[i]):>16}"
-        for label, kind in predictor.kinds.items():
-            line += f"   {kind} {probabilities[i, label]:5.1%}"
-        print(line)
+class Readout:
+    """How the outputs of a head become results.
+
+    A subclass has
+
+        interpret      (Example, its output, k) -> the result of a row; k is the most to return
+        print_result   (row, result, k): prints it for people
+    """
+
+    reads_windows = False  # whether it reads a long text whole, in windows
+
+    def __init__(self, predictor):
+        self.predictor = predictor
+
+    def check(self, example):
+        """Raise a ValueError if the head cannot read an Example."""
+
+    def forward(self, ids, key_mask):
+        """Return an output for each row of ids (B, L). key_mask is as in Model.forward."""
+        return self.predictor.model(ids, key_mask)
+
+    def predict(self, examples, k):
+        """Return the result of each Example."""
+        inputs = [example.ids for example in examples]
+        results = [None] * len(examples)
+        for chosen, outputs in self.predictor.run_batches(inputs, self.forward):
+            for i, output in zip(chosen, outputs):
+                results[i] = self.interpret(examples[i], output, k)
+        return results
 
 
-def print_masks(predictor, row, result, k):
-    """Print the best words for each [MASK]."""
-    for number, pairs in enumerate(result, 1):
-        print(f"[MASK] {number}")
-        print_words(predictor, pairs)
+class WordJudge(Readout):
+    """Is each word of a text intact, shuffled or random? [HF §3.6]
+
+    A result is (words, spans, probabilities):
+
+        words            list[str], those that were read, if the text was cut
+        spans            list[(start, end)], the characters of each word
+        probabilities    float (words, 3); column i is of predictor.kinds[i]
+    """
+
+    def check(self, example):
+        if not example.words:
+            raise ValueError("expected words, got none.")
+        if MASK in example.ids:
+            raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks, such "
+                             "as models/english-fill.pt.")
+
+    def interpret(self, example, logits, k):  # (L, 3)
+        num_read = len(example.ids) - 2  # without [CLS] and [SEP]
+        probabilities = logits[1:1 + num_read].softmax(-1).cpu()
+        return example.words[:num_read], example.spans[:num_read], probabilities
+
+    def print_result(self, text, result, k):
+        """Print a text with misplaced words as {word:kind}, then the k words least likely intact.
+
+            She looked out of the {kubernetes:random}.
+                    kubernetes   intact  8.7%   shuffled  0.3%   random 91.0%
+                           the   intact 99.6%   shuffled  0.4%   random  0.0%
+        """
+        words, spans, probabilities = result
+        kinds = self.predictor.kinds
+        marked = ""
+        last = 0  # the first character that is not in `marked` yet
+        for (start, end), kind in zip(spans, probabilities.argmax(1).tolist()):
+            if kind != 0:  # not intact
+                marked += f"{text[last:start]}{{{text[start:end]}:{kinds[kind]}}}"
+                last = end
+        _, end = spans[-1]
+        print(marked + text[last:end])  # what follows was not read
+        ranking = probabilities[:, 0].argsort(stable=True)
+        for i in ranking[:k].tolist():
+            line = f"  {clean(self.predictor, words[i]):>16}"
+            for label, kind in kinds.items():
+                line += f"   {kind} {probabilities[i, label]:5.1%}"
+            print(line)
 
 
-def print_searches(predictor, row, result, k):
-    """Print the best items for each [MASK], and how many of all the search has scored."""
-    for number, found in enumerate(result, 1):
-        print(f"[MASK] {number}   sums of log-probabilities; provably the best of "
-              f"{found['total']:,}, of which {found['scored']:,} were scored")
-        print_words(predictor, found["items"])
+class MaskReadout(Readout):
+    """What both heads that predict a [MASK] share: a row has M of them, and M rows of logits."""
+
+    def check(self, example):
+        if MASK not in example.ids:
+            raise ValueError(f"expected [MASK] in the first {self.predictor.config.length} "
+                             f"positions, got {example.row!r:.60}.")
+        if not example.words:  # a set, as a [MASK] of a text is among its words
+            raise ValueError("expected items that this model knows, split by tabs or spaces, got "
+                             f"{example.row!r:.60}.")
+
+    def forward(self, ids, key_mask):
+        """Return the logits of each row's [MASK].
+
+            rows "a [MASK] [MASK]" and "[MASK] cat"  ->  logits (2, ...) and (1, ...)
+        """
+        is_mask = ids == MASK  # (B, L)
+        [positions] = torch.where(is_mask.flatten())
+        logits = self.predictor.model(ids, key_mask, masked_positions=positions)
+        return logits.split(is_mask.sum(1).tolist())  # B times (M, ...)
+
+    def list_shown(self, example):
+        """Return the numbers of the items that a set shows, int64 (E,); none for a text."""
+        numbers = self.predictor.candidates.numbers
+        shown = [numbers[name] for name in example.shown if name in numbers]
+        return torch.tensor(shown, dtype=torch.int64)
 
 
-def print_labels(predictor, row, result, k):
-    """Print the best labels."""
-    print_pairs(result)
+class WordRanking(MaskReadout):
+    """Which words of the vocabulary does each [MASK] stand for? [BERT §3.1]
+
+    A result has for each [MASK] a list of the k best (word, probability). An item that the set
+    shows is not among them.
+    """
+
+    def interpret(self, example, logits, k):  # (M, N)
+        items = self.predictor.candidates.items
+        logits = logits[:, FIRST_WORD_ID:]  # (M, V): no special tokens
+        logits[:, self.list_shown(example)] = -torch.inf
+        best = logits.softmax(-1).topk(min(k, len(items)))
+        result = []
+        for shares, numbers in zip(best.values.tolist(), best.indices.tolist()):
+            pairs = []
+            for number, share in zip(numbers, shares):
+                if share > 0:  # a shown item has 0, and all have NaN if the set shows all items
+                    pairs.append((items[number], share))
+            result.append(pairs)
+        return result
+
+    def print_result(self, row, result, k):
+        """Print the pairs of each [MASK] under its number, from 1 on."""
+        for number, pairs in enumerate(result, 1):
+            print(f"[MASK] {number}")
+            print_words(self.predictor, pairs)
 
 
-def print_answer(predictor, row, result, k):
-    """Print an answer and its margin."""
-    answer, margin = result
-    print_pairs([(answer or "(no answer)", margin)])
+class ItemSearch(MaskReadout):
+    """Which item has the hashes that are predicted for a [MASK]? [SB §2.5] [CM]
+
+    A result has for each [MASK], of which a set has one, a dict:
+
+        items     list of the k best (name, sum of the log-probabilities of its hashes). An item
+                  that the set shows is not among them
+        scored    int, how many items the search scored to certify that these are the best
+        total     int, how many items there are
+    """
+
+    def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
+        items = self.predictor.candidates.items
+        item_map = self.predictor.candidates.item_map
+        logp = hash_logp(logits, item_map)  # (M, m, R): m hashes of an item
+        shown = self.list_shown(example).to(logits.device).expand(len(logp), -1)  # (M, E)
+        # without a limit of rounds the search goes on until the k best are certified
+        best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
+            logp, item_map, k, beam=k, rounds=None, exclude=shown)
+        result = []
+        for position, scored in enumerate(num_scored.tolist()):
+            pairs = []
+            for number, score in zip(best[position].tolist(), scores[position].tolist()):
+                if number >= 0:  # -1: fewer than k items are left
+                    pairs.append((items[number], score))
+            result.append(dict(items=pairs, scored=scored, total=len(items)))
+        return result
+
+    def print_result(self, row, result, k):
+        """Print the items of each [MASK], and how many of all the search has scored.
+
+            [MASK] 1   sums of log-probabilities; provably the best of 5,000, of which 104 ...
+                          door   -5.321
+                          room   -9.850
+        """
+        for number, found in enumerate(result, 1):
+            print(f"[MASK] {number}   sums of log-probabilities; provably the best of "
+                  f"{found['total']:,}, of which {found['scored']:,} were scored")
+            print_words(self.predictor, found["items"])
 
 
-PRINTERS = {  # the method of a head -> what prints its result
-    "detect": print_judgments,
-    "fill_mask": print_masks,
-    "predict_missing": print_searches,
-    "classify": print_labels,
-    "answer": print_answer,
+class Labels(Readout):
+    """Which label has a text, or a pair of texts?
+
+    A result is a list of the k best (label, probability), all of them if k is None. A regression
+    has one (name of the label column, number).
+    """
+
+    def interpret(self, example, logits, k):  # (labels,)
+        task = self.predictor.task
+        if task.get("labels") is None:
+            mean, deviation = task["scale"]
+            return [(task["label"], logits.item() * deviation + mean)]
+        pairs = zip(task["labels"], logits.softmax(-1).tolist())
+        return sorted(pairs, key=lambda pair: -pair[1])[:k]
+
+    def print_result(self, row, result, k):
+        print_pairs(result)
+
+
+class Answers(Readout):
+    """Which words of a context answer a question? [BERT §4.2]
+
+    A row is (question, context). A result is the answer, "" for none; and its score minus that of
+    none, float.
+    """
+
+    reads_windows = True
+
+    def predict(self, examples, k):
+        """Return the result of each Example. The best span of all windows of its context counts."""
+        windows = []  # (number of the Example, Window)
+        for number, example in enumerate(examples):
+            question, context = example.text_ids
+            for window in sliding_windows(question, context, self.predictor.config.length):
+                windows.append((number, window))
+        inputs = [window.ids for _, window in windows]
+        batches = self.predictor.run_batches(inputs, self.forward)
+        pairs = [example.row for example in examples]
+        spans = [example.spans for example in examples]  # of the words of each context
+        allow_no_answer = self.predictor.task["name"] == V2
+        answers, margins = find_answers(pairs, windows, spans, batches, allow_no_answer)
+        return list(zip(answers, margins.tolist()))
+
+    def print_result(self, row, result, k):
+        answer, margin = result
+        print_pairs([(answer or "(no answer)", margin)])
+
+
+READOUTS = {  # the method of a head -> how its outputs are read
+    "detect": WordJudge,
+    "fill_mask": WordRanking,
+    "predict_missing": ItemSearch,
+    "classify": Labels,
+    "answer": Answers,
 }
 
 
@@ -606,7 +565,8 @@ def clean(predictor, word):
     """Return a word of the tokenizer as people write it, on one line."""
     splitter = predictor.tokenizer.splitter
     if splitter.json is not None and word not in getattr(splitter, "phrases", ()):
-        word = ByteLevel().decode([word])  # BPE writes the bytes of " café" as "ĠcafÃ©"
+        decoder = import_tokenizers().decoders.ByteLevel()
+        word = decoder.decode([word])  # BPE writes the bytes of " café" as "ĠcafÃ©"
     return word.replace("\n", "\\n")
 
 
@@ -616,6 +576,16 @@ def clean(predictor, word):
 def main(argv=None):
     """Parse the command line, argv list[str] or None, and predict. Bad input exits with code 2."""
     return run_script("infer.py", infer, build_parser().parse_args(argv))
+
+
+def check_flags(args):
+    """Raise InputError if flags contradict each other."""
+    needs_file = args.vectors or args.jsonl or args.text_columns or reader_options(args)
+    if needs_file and args.file is None:
+        raise InputError("--vectors, --jsonl, --text, --encoding, --sep and --header require "
+                         "--file.")
+    if args.vectors and args.jsonl:
+        raise InputError("--jsonl: expected --file without --vectors, got both.")
 
 
 def build_parser():

@@ -28,21 +28,11 @@ def write_rows(args, predictor):
     first = next(parts)  # now: a file that cannot be read must not empty an earlier output
     with open_output(args.jsonl) as output:
         for part in itertools.chain([first], parts):
-            examples = []  # of the rows that the model can read
-            records = []  # their columns
-            for row, record in part:
-                num_rows += 1
-                try:
-                    example = predictor.read(row)
-                    record["notes"] = predictor.list_notes(example)
-                    examples.append(example)
-                    records.append(record)
-                except ValueError as error:
-                    record["error"] = str(error)
-                    errors.append(f"row {num_rows:,}: {error}")
-            for record, result in zip(records, predictor.predict(examples, args.top_k)):
-                record["prediction"] = result
+            predict_part(predictor, part, args.top_k)
             for _, record in part:
+                num_rows += 1
+                if "error" in record:
+                    errors.append(f"row {num_rows:,}: {record['error']}")
                 print(to_json(record), file=output)
     summary = f"{num_rows:,} rows, {len(errors):,} with an error"
     if errors:
@@ -50,6 +40,23 @@ def write_rows(args, predictor):
     if len(errors) == num_rows:
         raise InputError(f"{args.file}: {summary}")
     print(summary, file=sys.stderr)
+
+
+def predict_part(predictor, part, k):
+    """Add notes and a prediction, or an error, to each record of a part: (row, record) pairs."""
+    examples = []  # of the rows that the model can read
+    records = []  # theirs
+    for row, record in part:
+        try:
+            example = predictor.read(row)
+        except ValueError as error:
+            record["error"] = str(error)
+            continue
+        record["notes"] = predictor.list_notes(example)
+        examples.append(example)
+        records.append(record)
+    for record, result in zip(records, predictor.predict(examples, k)):
+        record["prediction"] = result
 
 
 def open_output(path):
@@ -71,7 +78,7 @@ def write_vectors(args, predictor):
         for row, _ in part:
             num_rows += 1
             with blame(f"{args.file}, row {num_rows:,}"):
-                example = predictor.read(row, for_head=False)
+                example = predictor.read_for_vector(row)
             if not example.words:
                 num_empty += 1
             examples.append(example)

@@ -91,7 +91,7 @@ def untrained(paths):
     ("classify", "good [MASK]", ["good", "[", "mask", "]"]),  # as in fine-tuning
 ])
 def test_split_leaves_the_words_around_a_mask_alone(untrained, name, text, words):
-    found, ids, _ = untrained[name].split(text)
+    found, ids, _ = untrained[name].reader.split(text)
     assert [word for word in found if word != "Ġ"] == words
     assert ids.count(MASK) == words.count("[MASK]")
 
@@ -121,15 +121,15 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
 
 
 @pytest.mark.parametrize("name, call, message", [
-    ("detect", lambda p: p.fill_mask("a [MASK]"), "a model with head mlm, got one with sr"),
+    ("detect", lambda p: p.fill_mask("a [MASK]"), "fill_mask, got one with detect (head sr)"),
     ("detect", lambda p: p.detect("the [MASK]"), "expected no [MASK]. Remove it"),
     ("fill", lambda p: p.fill_mask("the cat"), "expected [MASK] in the first 64"),
     ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions, got 65"),
-    ("detect", lambda p: p.embed(["a", 3]), "row 2: expected a text (text), got 3"),
+    ("detect", lambda p: p.embed(["a", 3]), "row 2: expected a text or a tuple"),
     ("fixed_set", lambda p: p.fill_mask("y z\t[MASK]"), "expected items that this model knows"),
     ("fixed_set", lambda p: p.fill_mask([("x", {})]), "expected items that this model knows"),
-    ("classify", lambda p: p.classify(("a", "b")), "expected a text (review), got ('a', 'b')"),
-    ("pair", lambda p: p.classify(["a", "b"]), "row 1: expected a tuple of texts (a, b), got 'a'"),
+    ("classify", lambda p: p.classify(("a", "b")), "tuple of texts (review), got ('a', 'b')"),
+    ("pair", lambda p: p.classify(["a", "b"]), "row 1: expected a text or a tuple"),
     ("detect", lambda p: p.list_notes(""), "expected words, got none"),
     ("detect", lambda p: p.neighbors("日本"), "expected one word that this model knows"),
 ])
@@ -218,8 +218,8 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     [found] = p.predict_missing("the [MASK] cat", 9)
     row = p.read("the [MASK] cat")
     ids = torch.from_numpy(row.ids).long().unsqueeze(0)  # (1, L)
-    [logits] = p.score_masks(ids, None)
-    [logp] = hash_logp(logits, p.item_map)  # (k, R)
+    [logits] = p.readout.forward(ids, None)
+    [logp] = hash_logp(logits, p.candidates.item_map)  # (k, R)
     scores = []
     for buckets in sketch_index(p.words, 5, 31, key="s"):
         score = logp[range(5), buckets].sum()
@@ -310,7 +310,7 @@ def test_set_is_read_in_every_form(untrained, row, ids):
     p = untrained["fixed_set"]
     ids = [FIRST_WORD_ID + i for i in ids]
     assert p.read(row).ids.tolist() == [MASK, *ids]
-    assert p.read(row, for_head=False).ids.tolist() == ids  # a vector is of the items alone
+    assert p.read_for_vector(row).ids.tolist() == ids  # a vector is of the items alone
 
 
 def test_items_of_a_set_are_not_proposed_again(untrained):
@@ -336,7 +336,7 @@ def test_items_of_a_set_are_not_proposed_again(untrained):
     ("answer", ("", -0.25), [f"{'(no answer)':>18}   -0.250"]),
 ])
 def test_print_result_shows_what_the_pages_print(untrained, capsys, name, result, lines):
-    infer.print_result(untrained[name], "a b c", result, 8)
+    untrained[name].readout.print_result("a b c", result, 8)
     assert capsys.readouterr().out.splitlines() == lines
 
 
@@ -381,7 +381,7 @@ def test_file_is_read_as_training_reads_it(
     args = infer.build_parser().parse_args(["--file", str(tmp_path / name), *flags])
     [(row, _)] = predict_file.read_file(args, untrained[model])
     assert row == texts
-    untrained[model].read(row, for_head=False)
+    untrained[model].read_for_vector(row)
 
 
 @pytest.mark.parametrize("model, content, flags, message", [
@@ -624,7 +624,7 @@ def test_kinds_are_those_of_the_checkpoint(paths, tmp_path, capsys):
     checkpoint = load_checkpoint(paths["detect"])
     torch.save(checkpoint | dict(kinds={0: "intact", 2: "strange"}), tmp_path / "ckpt.pt")
     predictor = Predictor(tmp_path)
-    infer.print_result(predictor, "a b", predictor.detect("a b"), 1)
+    predictor.readout.print_result("a b", predictor.detect("a b"), 1)
     out = capsys.readouterr().out
     assert "intact" in out and "strange" in out
     assert "shuffled" not in out
@@ -642,7 +642,7 @@ class LetterHash(MD5):
 def test_neighbors_compare_the_bits_of_a_hash_that_says_so(paths):
     predictor = Predictor(paths["detect"])
     predictor.tokenizer.coder.hash = LetterHash()
-    predictor.words = ["cow", "dog", "cat"]
+    predictor.set_candidates(["cow", "dog", "cat"])
     near = predictor.neighbors("cub", 2)
     assert [word for word, _ in near] == ["cow", "cat"]
     assert [cosine for _, cosine in near] == pytest.approx([1.0, 1.0])
