@@ -1,5 +1,8 @@
 """Pre-training objectives: how each corrupts its input, its loss, and what its evaluation reports.
 
+The first part is training, one class an objective. Each class ends with the methods that evaluate
+it. What these call is in the second part: ranks of words, and the losses of baselines.
+
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SR] Yamaguchi et al. 2021, Shuffle+Random
@@ -12,12 +15,13 @@ Deviations:
     1. Words are shuffled within their row. The authors share one permutation of positions over a
        batch, which moves few words of a short row.
     2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
-    3. The loss of an item is the mean over its m tokens.
+    3. The loss of an item is the mean over its k tokens.
 Notation:
-    ids and labels are token IDs. The number of an item, or word, is its ID minus first_word_id
-    B batch   L positions   M masked positions   V token IDs   W items   N rows of a table
-    E excluded items   m hashes of an item, one for each map   k hash functions of a sketch
-    R buckets of each, or of a map   s special tokens
+    ids and labels are token IDs. The number of a word, or item, is its ID minus FIRST_WORD_ID
+    B batch   L positions   M masked positions   V token IDs   W words, or items of a set
+    k hashes of a word: of a sketch, or the maps of an item, which [SB] calls m
+    S buckets of a hash, config.buckets; for a map the special tokens are among them
+    C classes of a softmax: V, or S of a sketch, or k·S of a Bloom map   E excluded words
 Demo: python objectives.py
 """
 
@@ -67,47 +71,45 @@ def make_batch(inputs, labels, key_mask=None):
     return Batch(inputs, labels, positions, key_mask)
 
 
-@dataclass
 class Objective:
-    """Base class. A batch passes through the methods of a subclass in this order:
+    """Base class. Training passes a batch through
 
         corrupt         (ids (B, L), noise (3, B, L), random_words (B, L)) -> inputs, which the
                         model reads, and labels, what it should predict, int64 (B, L) each. A label
                         is IGNORE_INDEX where the position is not scored. noise is uniform in
                         0 .. 1, three numbers a position, which a subclass names
         score           (model, Batch) -> logits, and the loss summed over the scored positions
-        count           (logits, Batch) -> dict of tensors: how many predictions are right
-        metrics         (sums over batches of what evaluate returns) -> dict of float: shares
 
-    Training calls loss for each batch. An evaluation calls evaluate for each, and metrics at the
-    end. A subclass also has
+    An evaluation calls evaluate for each batch, which calls score and
 
-        head            a key of model.HEADS
-        options         the flags of pretrain.py that only some objectives read, and this one does
-        kinds           dict, label -> name of a kind of word, 0 a word as it was; None: labels are
-                        words or hashes
-        expected_loss   (word_counts (W,), sums of evaluate) -> (num_classes, loss): classes to
-                        choose from, and the loss of a model that knows only how frequent each is.
-                        An untrained model has a loss of about ln num_classes
+        count           (logits, Batch) -> dict of tensors, which add up over batches: such as how
+                        many predictions are right
+
+    and at the end, with the sums over all batches of what evaluate returns,
+
+        metrics         (sums) -> dict of float
+        expected_loss   (word_counts (W,), sums) -> (num_classes, loss): classes to choose from, and
+                        the loss of a model that knows only how frequent each is. An untrained model
+                        has a loss of about ln num_classes
+
+    A subclass with fields has from_run, which build_objective calls. A class also has
     """
 
-    config: object  # model.Config
-    mask_rate: float | None = None  # share of words to mask; not of sr
-    mask_id: int | None = None  # token ID of [MASK]
-    first_word_id: int | None = None  # token ID of the first word
-    targets: torch.Tensor | None = None  # (V, k) by token ID, the buckets that hash-mlm predicts
-    bloom_map: BloomMap | None = None  # of items, for emb bloom alone
-    num_samples: int | None = None  # of sampled softmax
-    sr_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
-    options = ()  # no fields: a class has these
-    kinds = None
+    head = None  # a key of model.HEADS
+    options = ()  # the flags of pretrain.py that only some objectives read, and this one does
+    kinds = None  # dict, label -> name, 0 a word as it was; None: labels are words or hashes
+
+    @classmethod
+    def from_run(cls, config, args, data, device):
+        """Return the objective of a run of pretrain.py. Arguments: as of build_objective."""
+        return cls()
 
     def corrupt_batch(self, draw):
         """Corrupt a data.batches.Draw by its noise, or mask what it says; return a Batch."""
         if draw.is_masked is None:
             inputs, labels = self.corrupt(draw.ids, draw.noise, draw.random_words)
         else:  # held-out item sets
-            inputs = draw.ids.masked_fill(draw.is_masked, self.mask_id)
+            inputs = draw.ids.masked_fill(draw.is_masked, MASK)
             labels = draw.ids.masked_fill(~draw.is_masked, IGNORE_INDEX)
         return make_batch(inputs, labels, draw.key_mask)
 
@@ -123,15 +125,19 @@ class Objective:
         return dict(loss=loss, scored=num_scored, **self.count(logits, batch))
 
 
-# Shuffle+Random
-
-
+@dataclass
 class ShuffleRandom(Objective):
     """Shuffle+Random (S+R): is each word intact, shuffled or random? [HF §3.6] [SR §3]"""
+
+    rate: float = 0.10  # share of words that are shuffled, and of the others that are replaced
 
     head = "sr"
     options = ("noise",)
     kinds = {0: "intact", 1: "shuffled", 2: "random"}
+
+    @classmethod
+    def from_run(cls, config, args, data, device):
+        return cls(args.noise)
 
     def corrupt(self, ids, noise, random_words):
         """Shuffle some words among themselves and replace others.
@@ -147,9 +153,9 @@ class ShuffleRandom(Objective):
             inputs and labels int64 (B, L): 0 intact, 1 shuffled, 2 random.
         """
         shuffle, replace, sort_key = noise  # (B, L) each
-        is_word = ids >= self.first_word_id
-        is_shuffled = is_word & (shuffle < self.sr_rate)
-        is_random = is_word & ~is_shuffled & (replace < self.sr_rate)
+        is_word = ids >= FIRST_WORD_ID
+        is_shuffled = is_word & (shuffle < self.rate)
+        is_random = is_word & ~is_shuffled & (replace < self.rate)
 
         inputs = torch.where(is_random, random_words, ids)
         for b in range(len(ids)):
@@ -168,6 +174,8 @@ class ShuffleRandom(Objective):
         loss = F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
         return logits, loss
 
+    # Evaluation
+
     def count(self, logits, batch):
         """Return how often each label (row) got each prediction (column), int64 (3, 3)."""
         n = logits.shape[1]  # 3, or the classes of another head
@@ -176,32 +184,26 @@ class ShuffleRandom(Objective):
         return dict(table=torch.bincount(cells, minlength=n * n).view(n, n))
 
     def metrics(self, sums):
-        """Return accuracy, that of the majority class, F1 of each kind and its mean."""
-        table = np.asarray(sums["table"], float)
-        total = max(table.sum(), 1)
-        correct = table.diagonal()
-        num_labeled = table.sum(1)
-        num_predicted = table.sum(0)
-        f1 = 2 * correct / np.maximum(num_labeled + num_predicted, 1)
-        metrics = dict(accuracy=correct.sum() / total, majority=num_labeled.max() / total)
-        for label, kind in self.kinds.items():
-            metrics[f"f1_{kind}"] = f1[label]
-        metrics["macro_f1"] = f1[list(self.kinds)].mean()
-        return metrics
+        return measure_table(sums["table"], self.kinds)
 
     def expected_loss(self, word_counts, sums):
         num_labeled = np.asarray(sums["table"], float).sum(1)  # after corruption
         return len(num_labeled), unigram_loss(num_labeled, num_labeled)
 
 
-# Masked words
-
-
+@dataclass
 class MaskedWords(Objective):
     """Masked-word prediction: which word of the vocabulary was there? [BERT §3.1]"""
 
+    config: object  # model.Config
+    mask_rate: float  # share of words to predict
+
     head = "mlm"
     options = ("mask",)
+
+    @classmethod
+    def from_run(cls, config, args, data, device):
+        return cls(config, args.mask)
 
     def corrupt(self, ids, noise, random_words):
         """Choose words to predict: 80 % become [MASK], 10 % a random word, 10 % stay. [BERT §3.1]
@@ -212,63 +214,79 @@ class MaskedWords(Objective):
             inputs and labels int64 (B, L): the token ID of a chosen word.
         """
         choose, mask, replace = noise  # (B, L) each
-        is_word = ids >= self.first_word_id
+        is_word = ids >= FIRST_WORD_ID
         is_chosen = is_word & (choose < self.mask_rate)
         is_masked = is_chosen & (mask < 0.8)
         is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
 
-        inputs = ids.masked_fill(is_masked, self.mask_id)
+        inputs = ids.masked_fill(is_masked, MASK)
         inputs = torch.where(is_random, random_words, inputs)
         labels = ids.masked_fill(~is_chosen, IGNORE_INDEX)
         return inputs, labels
 
     def score(self, model, batch):
-        """Score masked positions alone: logits (M, N), never (B, L, N)."""
-        logits = model(batch.inputs, batch.key_mask, batch.positions).float()  # (M, N)
-        labels = batch.scored_labels()  # (M,): the row of a word is its ID
-        return logits, F.cross_entropy(logits, labels, reduction="sum")
+        """Score masked positions alone: logits (M, V), never (B, L, V)."""
+        logits = model(batch.inputs, batch.key_mask, batch.positions).float()
+        loss = F.cross_entropy(logits, batch.scored_labels(), reduction="sum")
+        return logits, loss
 
-    def count_classes(self, labels, weights=None):
-        """Return how often labels (M,) have each class, (1, N). Label i counts weights[i] times."""
-        return torch.bincount(labels, weights, self.config.rows).unsqueeze(0)
+    def find_classes(self, labels):
+        """Return the classes that the words have in a softmax: token IDs (M,) to (M, 1)."""
+        return labels.unsqueeze(1)  # the class of a word is its ID
+
+    # Evaluation
 
     def count(self, logits, batch):
-        """Return how many of the words are among the model's best 1, 10 and 20."""
-        rank = self.rank(logits, batch)
-        return {f"rec@{k}": (rank < k).sum() for k in RECALL}
+        """Return how many words are among the model's best 1, 10 and 20, and each class's labels.
+
+        rec@k is a count, and labeled (1, C): how often each class is a label.
+        """
+        rank = self.rank(logits, batch)  # (M,)
+        counts = {f"rec@{k}": (rank < k).sum() for k in RECALL}
+        classes = self.find_classes(batch.scored_labels())
+        counts["labeled"] = count_classes(classes, logits.shape[-1])
+        return counts
 
     def rank(self, logits, batch):
         """Return how many words the model ranks before each masked word, int64 (M,)."""
-        scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
-        scores = exclude_items(scores, self.excluded(batch))
-        return rank_items(scores, batch.scored_labels() - self.first_word_id)
+        scores = logits[:, FIRST_WORD_ID:]  # (M, W): special tokens are never predicted
+        scores = exclude_words(scores, self.find_excluded(batch))
+        return rank_scores(scores, batch.scored_labels() - FIRST_WORD_ID)
 
-    def excluded(self, batch):
+    def find_excluded(self, batch):
         """Return the words that are no predictions of each masked position, int64 (M, E), or None.
 
-        Words are numbered from 0, and -1 is none. In a text every word may be right.
+        They are numbered from 0, and -1 is none. In a text every word may be right.
         """
-        return None
+        if self.config.order:
+            return None
+        return find_other_items(batch)
 
     def metrics(self, sums):
-        """Return recall@k, each as rec@k."""
-        return {f"rec@{k}": share(sums, f"rec@{k}") for k in RECALL}
+        """Return each count as a share of the scored positions, such as rec@1."""
+        num_scored = max(float(sums["scored"]), 1)
+        metrics = {}
+        for name, value in sums.items():
+            if name not in ("loss", "scored", "labeled"):
+                metrics[name] = float(value) / num_scored
+        return metrics
 
     def expected_loss(self, word_counts, sums):
-        ids = torch.arange(len(word_counts)) + self.first_word_id
-        # how often each class occurs in the corpus: (1, N), or for hashes (k, R)
-        counts = self.count_classes(ids, torch.from_numpy(word_counts)).numpy()
-        losses = [unigram_loss(*rows) for rows in zip(counts, self.label_counts(counts, sums))]
-        return counts.shape[1], float(np.mean(losses))
+        labeled = np.asarray(sums["labeled"])  # (k, C)
+        num_classes = labeled.shape[1]
+        # how often each class occurs in the corpus
+        ids = FIRST_WORD_ID + torch.arange(len(word_counts))
+        classes = self.find_classes(ids).cpu()
+        counts = count_classes(classes, num_classes, torch.from_numpy(word_counts)).numpy()
+        # Words of a text are masked as often as they occur, up to a factor. At least one item of a
+        # set is masked, so items of small sets are labels more often
+        if self.config.order:
+            labeled = counts
+        losses = [unigram_loss(counts[j], labeled[j]) for j in range(len(counts))]
+        return num_classes, float(np.mean(losses))
 
-    def label_counts(self, counts, sums):
-        """Return how often each class is a label, (k, R), up to a factor.
 
-        Words of a text are masked in proportion to counts, how often they occur.
-        """
-        return counts
-
-
+@dataclass
 class SampledWords(MaskedWords):
     """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
 
@@ -287,202 +305,34 @@ class SampledWords(MaskedWords):
     all words and the special tokens, which training never scores: its loss is higher on average.
     """
 
+    num_samples: int  # n
+
     options = ("mask", "samples")
+
+    @classmethod
+    def from_run(cls, config, args, data, device):
+        return cls(config, args.mask, args.samples)
 
     def loss(self, model, batch):
         labels = batch.scored_labels()  # (M,)
-        ranks, q = sample_ranks(self.num_samples, self.config.rows - self.first_word_id)
-        samples = send(ranks, labels.device) + self.first_word_id  # (num_samples,)
+        M = len(labels)
+        ranks, q = sample_ranks(self.num_samples, self.config.rows - FIRST_WORD_ID)
+        samples = send(ranks, labels.device) + FIRST_WORD_ID  # (n,)
         log_q = send(q.log().float(), labels.device)
 
         # One call scores everything: the columns are the M correct words, then the samples.
         # Position i needs column i, its own word, and all samples
-        M = len(labels)
-        rows = torch.cat([labels, samples])  # (M + num_samples,)
+        rows = torch.cat([labels, samples])  # (M + n,)
         logits = model(batch.inputs, batch.key_mask, batch.positions, rows).float()
         correct = logits[:, :M].diagonal()  # (M,), column i of row i; the others are not used
-        others = logits[:, M:] - (log_q + math.log(self.num_samples))  # (M, num_samples)
-        others = others.masked_fill(samples == labels.unsqueeze(1), -torch.inf)
-        candidates = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + num_samples)
+        others = logits[:, M:]  # (M, n)
+
+        others = others - (log_q + math.log(self.num_samples))
+        is_correct = samples == labels.unsqueeze(1)
+        others = others.masked_fill(is_correct, -torch.inf)
+        candidates = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + n)
         losses = candidates.logsumexp(1) - correct  # (M,)
         return losses.sum()
-
-
-# Masked hashes
-
-
-class MaskedHashes(MaskedWords):
-    """Masked words, predicted by their k buckets of a sketch alone. [CM]
-
-    Training scores buckets. Evaluation scores all words by their buckets, and ranks them.
-    """
-
-    head = "hash-mlm"
-
-    def score(self, model, batch):
-        # (M, k, R), or (M, m, m·(R + s)) for a Bloom map, whose m is k below
-        logits = model(batch.inputs, batch.key_mask, batch.positions).float()
-        targets = self.hash_targets(batch.scored_labels())  # (M, k)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        return logits, loss / targets.shape[1]  # the loss of a word is the mean over its k hashes
-
-    def count_classes(self, labels, weights=None):
-        """Return how often the words have each bucket, (k, R)."""
-        targets = self.targets.to(labels.device)[labels]  # (M, k)
-        rows = self.config.buckets
-        return torch.stack([torch.bincount(column, weights, rows) for column in targets.T])
-
-    def hash_targets(self, labels):
-        """Return the class that each row of logits should predict: token IDs (M,) to (M, k)."""
-        return self.targets[labels].long()
-
-    def count(self, logits, batch):
-        """Return how many words are among the best 1, 10, 20; and right hashes."""
-        is_right = logits.argmax(-1) == self.hash_targets(batch.scored_labels())  # (M, k)
-        return dict(super().count(logits, batch), hashes_right=is_right.sum())
-
-    def rank(self, logits, batch):
-        """Return what MaskedWords.rank does, by the scores of all words."""
-        word_targets = self.targets[self.first_word_id:]  # (W, k)
-        words = batch.scored_labels() - self.first_word_id
-        return rank_words(logits.log_softmax(-1), word_targets, words, self.excluded(batch))
-
-    def metrics(self, sums):
-        """Return recall@k, and the share of right hashes."""
-        hashes_right = share(sums, "hashes_right") / self.config.hashes
-        return dict(super().metrics(sums), hashes_right=hashes_right)
-
-
-class MaskedDigests(MaskedHashes):
-    """Masked items, or phrases, predicted by their m buckets of bloom_map. [SB §2.4]
-
-    The m maps share one table of m·(R + s) rows, one after another. An evaluation searches the best
-    items, and does not score all.
-    """
-
-    def hash_targets(self, labels):
-        targets = super().hash_targets(labels)  # (M, m), in 0 .. R-1
-        rows_per_map = self.config.buckets  # R + s
-        starts = rows_per_map * torch.arange(targets.shape[1], device=labels.device)
-        targets = targets + starts
-        return targets
-
-    def count(self, logits, batch):
-        """Return the counts of MaskedHashes, and how many lists are certified.
-
-        A beam of 20 has proved then, in one round, that it found the best 20.
-        """
-        logp = hash_logp(logits, self.bloom_map)
-        _, _, certified, _ = beam_search(
-            logp, self.bloom_map, MAX_RECALL, exclude=self.excluded(batch))
-        return dict(super().count(logits, batch), certified=certified.sum())
-
-    def metrics(self, sums):
-        """Return the metrics of MaskedHashes, and the share of certified lists."""
-        return dict(super().metrics(sums), certified=share(sums, "certified"))
-
-    def rank(self, logits, batch):
-        """Return what MaskedWords.rank does, but 20 for an item that is not among the best 20."""
-        logp = hash_logp(logits, self.bloom_map)
-        best, *_ = beam_search(  # (M, 20), searched until they are certified
-            logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=self.excluded(batch))
-        items = batch.scored_labels() - self.first_word_id
-        is_hit = best == items.unsqueeze(1)  # (M, 20)
-        is_before = is_hit.cumsum(1) == 0  # the items before the hit
-        return is_before.sum(1).masked_fill(~is_hit.any(1), MAX_RECALL)
-
-    def expected_loss(self, word_counts, sums):
-        num_classes, loss = super().expected_loss(word_counts, sums)
-        return num_classes * self.config.hashes, loss  # one softmax over all maps
-
-
-OBJECTIVES = {
-    "sr": ShuffleRandom,
-    "mlm": MaskedWords,
-    "sampled": SampledWords,
-    "hash-mlm": MaskedHashes,
-}
-
-
-def build_objective(config, args, data, device):
-    """Return the objective of a run of pretrain.py, with what it needs of settings and data.
-
-    Args:
-        config: model.Config.
-        args: Namespace, all settings.
-        data: data.loading.Data.
-        device: torch.device, of the model.
-    """
-    return choose_class(args.objective, config)(
-        config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
-        first_word_id=FIRST_WORD_ID, targets=send(data.targets, device),
-        bloom_map=data.tokenizer.coder.bloom_map, num_samples=args.samples)
-
-
-def choose_class(name, config):
-    """Return the class of a name in OBJECTIVES for a model's data: words, digests, item sets."""
-    objective_class = OBJECTIVES[name]
-    if name == "hash-mlm" and config.code_format == "digest":
-        objective_class = MaskedDigests
-    if config.order:
-        return objective_class
-
-    class MaskedItems(ItemSets, objective_class):  # ItemSets stands at the end of this file
-        """The objective of masked words, for item sets."""
-
-    return MaskedItems
-
-
-# Helpers
-
-
-def share(sums, name):
-    """Return a sum of Objective.evaluate as a share of the scored positions, float."""
-    return float(sums[name]) / max(float(sums["scored"]), 1)
-
-
-def rank_words(logp, digests, items, exclude=None):
-    """Return the rank of each correct word, see rank_items, by its hash buckets, int64 (M,).
-
-    Args:
-        logp: float (M, k, R). The score of a word is the sum of logp at its k buckets.
-        digests: integer (W, k), each word's k buckets.
-        items: int64 (M,), the numbers of the correct words.
-        exclude: int64 (M, E), other words that do not count, -1 for none; or None.
-    """
-    ranks = torch.empty_like(items)
-    for start in range(0, len(items), RANK_PART):
-        part = slice(start, start + RANK_PART)
-        scores = 0
-        for j in range(logp.shape[1]):
-            scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (part of M, W)
-        if exclude is not None:
-            scores = exclude_items(scores, exclude[part])
-        ranks[part] = rank_items(scores, items[part])
-    return ranks
-
-
-def exclude_items(scores, items):
-    """Return scores (M, W) with -inf at items, int64 (M, E), -1 for none, or None."""
-    if items is None:
-        return scores
-    scores = F.pad(scores, (0, 1))
-    row = torch.arange(len(scores), device=scores.device).unsqueeze(1)  # (M, 1)
-    scores[row, items] = -torch.inf  # -1 indexes the extra column, which is cut off again
-    return scores[:, :-1]
-
-
-def rank_items(scores, items):
-    """Return how many other words score at least as much as the correct one, int64 (M,).
-
-    Args:
-        scores: float (M, W).
-        items: int64 (M,), the numbers of the correct words.
-    """
-    correct = scores.gather(1, items.unsqueeze(1))  # (M, 1)
-    # subtle: every comparison with NaN is False. With >= a diverged model would have rank -1, so
-    # recall 1
-    return (~(scores < correct)).sum(1) - 1  # all but the correct one
 
 
 def sample_ranks(num_samples, n):
@@ -508,6 +358,194 @@ def sample_ranks(num_samples, n):
     return rank, q
 
 
+@dataclass
+class MaskedHashes(MaskedWords):
+    """Masked words, or items, predicted by their k hash buckets alone. [CM] [SB §2.4]
+
+    Training scores buckets. Evaluation ranks words by the scores of their buckets.
+    """
+
+    targets: torch.Tensor  # integer (V, k), the buckets of each token ID
+    bloom_map: BloomMap | None = None  # whose buckets they are; None: those of a sketch
+
+    head = "hash-mlm"
+
+    @classmethod
+    def from_run(cls, config, args, data, device):
+        targets = send(data.targets, device)
+        return cls(config, args.mask, targets, data.tokenizer.coder.bloom_map)
+
+    def score(self, model, batch):
+        logits = model(batch.inputs, batch.key_mask, batch.positions).float()  # (M, k, C)
+        classes = self.find_classes(batch.scored_labels())  # (M, k)
+        loss = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="sum")
+        return logits, loss / classes.shape[1]  # the loss of a word is the mean over its k hashes
+
+    def find_classes(self, labels):
+        """Return the classes that the words have in k softmaxes: token IDs (M,) to (M, k).
+
+        Each hash of a sketch has S classes, its buckets. The k maps of items share one table of k·S
+        rows, one block after another, and each is scored against all: for S = 10 the buckets 3 and
+        4 are the classes 3 and 14. [SB §2.3]
+        """
+        classes = self.targets[labels].long()
+        if self.bloom_map is not None:
+            starts = self.config.buckets * torch.arange(classes.shape[1], device=classes.device)
+            classes = classes + starts
+        return classes
+
+    # Evaluation
+
+    def count(self, logits, batch):
+        """Return the counts of MaskedWords, how many hashes are right, and certified lists.
+
+        A list is certified if a beam of 20 has proved, in one round, that it found the best 20.
+        """
+        counts = super().count(logits, batch)
+        is_right = logits.argmax(-1) == self.find_classes(batch.scored_labels())  # (M, k)
+        counts["hashes_right"] = is_right.sum()
+        if self.bloom_map is not None:
+            logp = hash_logp(logits, self.bloom_map)
+            excluded = self.find_excluded(batch)
+            _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=excluded)
+            counts["certified"] = certified.sum()
+        return counts
+
+    def rank(self, logits, batch):
+        """Return what MaskedWords.rank does, but 20 for an item that is not among the best 20."""
+        words = batch.scored_labels() - FIRST_WORD_ID
+        excluded = self.find_excluded(batch)
+        if self.bloom_map is not None:
+            logp = hash_logp(logits, self.bloom_map)
+            return rank_by_search(logp, self.bloom_map, words, excluded)
+        return rank_words(logits.log_softmax(-1), self.targets[FIRST_WORD_ID:], words, excluded)
+
+    def metrics(self, sums):
+        metrics = super().metrics(sums)
+        metrics["hashes_right"] /= self.config.hashes
+        return metrics
+
+
+OBJECTIVES = {
+    "sr": ShuffleRandom,
+    "mlm": MaskedWords,
+    "sampled": SampledWords,
+    "hash-mlm": MaskedHashes,
+}
+
+
+def build_objective(config, args, data, device):
+    """Return the objective of a run of pretrain.py, with what it needs of settings and data.
+
+    Args:
+        config: model.Config.
+        args: Namespace, all settings.
+        data: data.loading.Data.
+        device: torch.device, of the model.
+    """
+    return OBJECTIVES[args.objective].from_run(config, args, data, device)
+
+
+# -----------------------------------------------------------------------------
+# Evaluation
+
+
+def measure_table(table, kinds):
+    """Return accuracy, that of the majority class, F1 of each kind and its mean.
+
+    Args:
+        table: (n, n), how often each label (row) got each prediction (column).
+        kinds: dict, label -> name.
+    """
+    table = np.asarray(table, float)
+    total = max(table.sum(), 1)
+    correct = table.diagonal()
+    num_labeled = table.sum(1)
+    num_predicted = table.sum(0)
+    f1 = 2 * correct / np.maximum(num_labeled + num_predicted, 1)
+    metrics = dict(accuracy=correct.sum() / total, majority=num_labeled.max() / total)
+    for label, kind in kinds.items():
+        metrics[f"f1_{kind}"] = f1[label]
+    metrics["macro_f1"] = f1[list(kinds)].mean()
+    return metrics
+
+
+def rank_scores(scores, words):
+    """Return how many other words score at least as much as the correct one, int64 (M,).
+
+    Args:
+        scores: float (M, W).
+        words: int64 (M,), the numbers of the correct words.
+    """
+    correct = scores.gather(1, words.unsqueeze(1))  # (M, 1)
+    # subtle: every comparison with NaN is False. With >= a diverged model would have rank -1, so
+    # recall 1
+    return (~(scores < correct)).sum(1) - 1  # all but the correct one
+
+
+def rank_words(logp, digests, words, exclude=None):
+    """Return the rank of each correct word, see rank_scores, by its hash buckets, int64 (M,).
+
+    Args:
+        logp: float (M, k, S). The score of a word is the sum of logp at its k buckets.
+        digests: integer (W, k), each word's k buckets.
+        words: int64 (M,), the numbers of the correct words.
+        exclude: int64 (M, E), other words that do not count, -1 for none; or None.
+    """
+    ranks = torch.empty_like(words)
+    for start in range(0, len(words), RANK_PART):
+        part = slice(start, start + RANK_PART)
+        scores = 0
+        for j in range(logp.shape[1]):
+            scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (part of M, W)
+        if exclude is not None:
+            scores = exclude_words(scores, exclude[part])
+        ranks[part] = rank_scores(scores, words[part])
+    return ranks
+
+
+def rank_by_search(logp, bloom_map, items, exclude):
+    """Return the rank of each correct item in its list of the best 20, or 20, int64 (M,).
+
+    The search goes on until the lists are certified. Arguments: as of rank_words, and a BloomMap.
+    """
+    best, _, _, _ = beam_search(logp, bloom_map, MAX_RECALL, rounds=None, exclude=exclude)
+    is_hit = best == items.unsqueeze(1)  # (M, 20)
+    is_before = is_hit.cumsum(1) == 0  # the items before the hit
+    return is_before.sum(1).masked_fill(~is_hit.any(1), MAX_RECALL)
+
+
+def find_other_items(batch):
+    """Return the other items of the set of each masked position, int64 (M, L), -1 for none.
+
+    They are numbered from 0. [SB §3.1]
+    """
+    row = batch.positions // batch.inputs.shape[1]  # (M,)
+    ids = batch.inputs[row]  # (M, L)
+    is_special = ids < FIRST_WORD_ID
+    # subtle: 10 % of the items to predict stay in the input, and must not be excluded
+    is_answer = ids == batch.scored_labels().unsqueeze(1)
+    return torch.where(is_special | is_answer, -1, ids - FIRST_WORD_ID)
+
+
+def exclude_words(scores, words):
+    """Return scores (M, W) with -inf at words, int64 (M, E), -1 for none, or None."""
+    if words is None:
+        return scores
+    scores = F.pad(scores, (0, 1))
+    row = torch.arange(len(scores), device=scores.device).unsqueeze(1)  # (M, 1)
+    scores[row, words] = -torch.inf  # -1 indexes the extra column, which is cut off again
+    return scores[:, :-1]
+
+
+def count_classes(classes, num_classes, weights=None):
+    """Return how often each class occurs in each column of (n, k), (k, C).
+
+    Row i counts weights[i] times, once by default.
+    """
+    return torch.stack([torch.bincount(column, weights, num_classes) for column in classes.T])
+
+
 def unigram_loss(counts, labels):
     """Return the mean loss of a model that predicts each of n classes by its frequency.
 
@@ -521,51 +559,20 @@ def unigram_loss(counts, labels):
     return float(-(share * np.log(p)).sum())
 
 
-# Item sets
-
-
-class ItemSets:
-    """What masked words of item sets have instead of the methods of MaskedWords. [SB §3.1]"""
-
-    def excluded(self, batch):
-        """Return the other items of the set of each masked position, int64 (M, L), -1 for none."""
-        row = batch.positions // batch.inputs.shape[1]  # (M,)
-        ids = batch.inputs[row]  # (M, L)
-        is_special = ids < self.first_word_id
-        # subtle: 10 % of the words to predict stay in the input, and must not be excluded
-        is_answer = ids == batch.scored_labels().unsqueeze(1)
-        return torch.where(is_special | is_answer, -1, ids - self.first_word_id)
-
-    def count(self, logits, batch):
-        """Return the counts of the objective, and how often each class is a label."""
-        masked = self.count_classes(batch.scored_labels())  # (1, N) or (k, R), for label_counts
-        return dict(super().count(logits, batch), masked=masked)
-
-    def label_counts(self, counts, sums):
-        """Return how often each class is a label.
-
-        At least one item of a set is masked, so items of small sets are labels more often than they
-        occur.
-        """
-        return np.asarray(sums["masked"])
-
-
 def main():
     """Shuffle and replace words of a sentence; print what the model sees, and the labels."""
     names = "every quick brown fox jumps over the lazy dog".split()
     generator = torch.Generator().manual_seed(66)  # a seed that shows every case
-    ids = torch.arange(len(names)).unsqueeze(0)  # (1, 9)
-    random_words = torch.randint(len(names), ids.shape, generator=generator)
+    ids = FIRST_WORD_ID + torch.arange(len(names)).unsqueeze(0)  # (1, 9)
+    random_words = FIRST_WORD_ID + torch.randint(len(names), ids.shape, generator=generator)
     noise = torch.rand(3, *ids.shape, generator=generator)
-    objective = ShuffleRandom(None, first_word_id=0, sr_rate=0.40)
-    inputs, labels = objective.corrupt(ids, noise, random_words)
+    inputs, labels = ShuffleRandom(rate=0.40).corrupt(ids, noise, random_words)
 
-    for title, row, texts in (
-        ("text", ids, names),
-        ("inputs", inputs, names),
-        ("labels", labels, ShuffleRandom.kinds),
-    ):
-        print(f"{title:8}", *[f"{texts[i]:>9}" for i in row[0].tolist()], sep="")
+    print("text            inputs          label")
+    for i, name in enumerate(names):
+        word = names[inputs[0, i] - FIRST_WORD_ID]
+        kind = ShuffleRandom.kinds[labels[0, i].item()]
+        print(f"{name:16}{word:16}{kind}")
     print("\nWords are chosen 4 times as often as usual, as the text is short.")
 
 

@@ -710,7 +710,7 @@ def test_shuffle_random_by_hand():
     ])
     random_words = torch.full_like(ids, 99)
 
-    objective = ShuffleRandom(None, first_word_id=FIRST_WORD_ID)
+    objective = ShuffleRandom()
     inputs, labels = objective.corrupt(ids, noise.unsqueeze(1), random_words)
     assert inputs.tolist() == [[CLS, 10, 15, 12, 11, 14, 13, 99, SEP]]
     assert labels.tolist() == [[IGNORE_INDEX, 0, 1, 0, 1, 0, 1, 2, IGNORE_INDEX]]
@@ -740,7 +740,7 @@ def test_shuffle_random_loss_by_hand():
     ]])
     labels = torch.tensor([[0, 1, 2, IGNORE_INDEX]])
     S = math.log(math.exp(2) + 1 + 1)
-    objective = ShuffleRandom(None, first_word_id=FIRST_WORD_ID)
+    objective = ShuffleRandom()
     sums = objective.evaluate(model, make_batch(None, labels))
     assert sums["loss"].item() == pytest.approx(S - 2 + S + S - 2)
     assert objective.metrics(sums) == pytest.approx(dict(
@@ -762,7 +762,7 @@ def test_masked_words_by_hand():
         [[0.00, 0.49, 0.51, 0.00]],  # of the others below 0.5: a random word, here 77
     ])
     random_words = torch.full_like(ids, 77)
-    objective = MaskedWords(Config(emb="lookup", head="mlm"), 0.15, MASK, FIRST_WORD_ID)
+    objective = MaskedWords(Config(emb="lookup", head="mlm"), 0.15)
     inputs, labels = objective.corrupt(ids, noise, random_words)
     assert inputs.tolist() == [[MASK, 77, 12, 13]]
     assert labels.tolist() == [[10, 11, 12, IGNORE_INDEX]]
@@ -780,7 +780,7 @@ def test_masked_hashes_loss_by_hand():
     config = Config(emb="mean", head="hash-mlm", hashes=3, buckets=3)
     targets = torch.zeros(7, 3, dtype=torch.int64)  # (IDs, k)
     targets[6] = torch.tensor([2, 1, 0])
-    objective = MaskedHashes(config, None, MASK, FIRST_WORD_ID, targets)
+    objective = MaskedHashes(config, 0.15, targets)
     model = fixed_model([[  # (M, k, R)
         [0, 0, 0],
         [0, math.log(2), 0],

@@ -46,7 +46,7 @@ def bench_frequency(args, *, num_steps=200):
         harness.set_codes(model, tokenizer)
         word_counts = corpus.counts[FIRST_WORD_ID:]
         batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
-        objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
+        objective = ShuffleRandom()
         batch = objective.corrupt_batch(batches.eval_batch(slice(512)))
 
         # words of one class occur equally often, within a factor of two

@@ -12,6 +12,7 @@ in percent.
 import functools
 import itertools
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,9 @@ from data.batches import Draw, pad_batch
 from data.classification import SequenceClassification
 from hashing import MD5
 from model import PRESETS, Config, Model, parameter_groups
-from objectives import OBJECTIVES
+from objectives import build_objective
 from support.common import autocast, has_fast_bfloat16, read_json
-from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
+from tokenizer import FIRST_WORD_ID, make_tokenizer
 
 # Times
 
@@ -49,10 +50,9 @@ def objective_step(model, name, ids, dtype, compute_loss=None):
         compute_loss: function(model, batch) of a loss summed over positions, instead of the
             objective's.
     """
-    # the objective asks a Config for little but its head
-    config = Config(emb="lookup", head=OBJECTIVES[name].head)
-    objective = OBJECTIVES[name](config, mask_rate=0.15, mask_id=MASK, first_word_id=FIRST_WORD_ID)
     device = next(model.parameters()).device
+    rates = Namespace(objective=name, noise=0.10, mask=0.15)
+    objective = build_objective(None, rates, None, device)
     # the same noise for each model: what varies is the time alone
     noise = torch.rand(3, *ids.shape, generator=torch.Generator().manual_seed(0))
     batch = objective.corrupt_batch(Draw(ids, None, noise, ids.flip(0))).to(device)

@@ -28,7 +28,7 @@ from embeddings import MedianEmbedding, ProjEmbedding, standardize
 from hashing import NgramLSH, list_ngrams
 from model import Config
 from objectives import IGNORE_INDEX, MaskedHashes, ShuffleRandom, make_batch
-from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP
+from tokenizer import CLS, FIRST_WORD_ID, SEP
 
 TOLERANCE = 1e-4  # of float32 results that are computed in another order
 MAX_SHOWN = 12  # numbers of an array that a message shows
@@ -290,12 +290,12 @@ PROJ_HINTS = {
 
 def shuffle_random(ids, shuffle, replace, sort_key, random_words):
     """Return (arguments, expected) of my_labels for a batch, corrupted with this noise."""
-    objective = ShuffleRandom(None, first_word_id=FIRST_WORD_ID)
+    objective = ShuffleRandom()
     noise = torch.stack([shuffle, replace, sort_key])  # (3, B, L)
     inputs, labels = objective.corrupt(ids, noise, random_words)
     is_word = ids >= FIRST_WORD_ID
-    is_shuffled = is_word & (shuffle < objective.sr_rate)
-    is_random = is_word & ~is_shuffled & (replace < objective.sr_rate)
+    is_shuffled = is_word & (shuffle < objective.rate)
+    is_random = is_word & ~is_shuffled & (replace < objective.rate)
     return (ids, inputs, is_shuffled, is_random), labels
 
 
@@ -568,7 +568,7 @@ def true_loss(logits, buckets):
     config = Config(emb="mean", head="hash-mlm", hashes=k, buckets=R)
     targets = torch.zeros(FIRST_WORD_ID + 1, k, dtype=torch.int64)
     targets[FIRST_WORD_ID] = buckets  # of the only word
-    objective = MaskedHashes(config, mask_id=MASK, first_word_id=FIRST_WORD_ID, targets=targets)
+    objective = MaskedHashes(config, 0.15, targets)
     batch = make_batch(None, torch.tensor([[FIRST_WORD_ID]]))
 
     def model(inputs, key_mask, positions):

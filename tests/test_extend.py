@@ -128,7 +128,7 @@ class ToyObjective(Objective):
     kinds = {0: "intact", 1: "odd"}
 
     def corrupt(self, ids, noise, random_words):
-        is_word = ids >= self.first_word_id
+        is_word = ids >= FIRST_WORD_ID
         is_random = is_word & (noise[0] < 0.2)
         labels = is_random.long().masked_fill(~is_word, IGNORE_INDEX)
         return torch.where(is_random, random_words, ids), labels

@@ -20,7 +20,7 @@ def build_loader():
     """Return a function: the context of a loader of two steps for a device, with some workers."""
     def build(device, num_workers):
         batches = TextBatches(torch.arange(5, 1_005).numpy(), [1] * 1_000, 9, 4, 0)
-        objective = MaskedWords(None, mask_rate=0.15, mask_id=4, first_word_id=5)
+        objective = MaskedWords(None, mask_rate=0.15)
         return loading.open_loader(
             batches, objective, range(2), Ranks().share(4), 4, num_workers, torch.device(device))
     return build

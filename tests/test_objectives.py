@@ -1,6 +1,7 @@
 """Tests of objectives.py: what is corrupted, and losses and counts by hand, by loops and by law."""
 
 import math
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from bloom import BloomMap, beam_search, hash_logp
 from data.batches import Draw
 from model import Config
 from objectives import IGNORE_INDEX as IGNORE
-from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
-from objectives import ItemSets, ShuffleRandom, choose_class, make_batch, rank_words
+from objectives import OBJECTIVES, MaskedHashes, MaskedWords, SampledWords, ShuffleRandom
+from objectives import build_objective, make_batch, rank_words
 from tests.helpers import bloom_model, tiny_model
 from tokenizer import MASK, PAD, SEP
 from tokenizer import FIRST_WORD_ID as F0
@@ -20,22 +21,13 @@ from tokenizer import FIRST_WORD_ID as F0
 CAT = F0
 DOG = F0 + 1
 COW = F0 + 2
-SHUFFLE = ShuffleRandom(None, first_word_id=F0)
+SHUFFLE = ShuffleRandom()
 ITEM_1 = make_batch(torch.tensor([[MASK]]), torch.tensor([[F0 + 1]]))  # item 1 alone, masked
 
 
-class MaskedItems(ItemSets, MaskedWords):
-    """MaskedWords of item sets."""
-
-
-class MaskedItemDigests(ItemSets, MaskedDigests):
-    """MaskedDigests of item sets."""
-
-
-def masked_words(objective_class=MaskedWords):
-    """Return MaskedWords of a text, or MaskedItems; 15 % are masked."""
-    config = Config(emb="lookup", head="mlm", order=objective_class is MaskedWords)
-    return objective_class(config, 0.15, MASK, F0)
+def masked_words(order=True):
+    """Return MaskedWords of a text, or of item sets, which have no order; 15 % are masked."""
+    return MaskedWords(Config(emb="lookup", head="mlm", order=order), 0.15)
 
 
 def fixed_model(logits):
@@ -101,23 +93,23 @@ def test_visible_items_of_a_set_are_no_predictions(inputs, word, hits):
     labels = torch.full_like(inputs, IGNORE)
     labels[0, 0] = word
     batch = make_batch(inputs, labels)
-    objective = masked_words(MaskedItems)
+    objective = masked_words(order=False)
     sums = objective.evaluate(fixed_model(logits), batch)
     assert list(objective.metrics(sums).values()) == hits
 
 
-def masked_hashes(digests, buckets, objective_class=MaskedHashes, bloom_map=None, **sizes):
-    """Return MaskedHashes of words in text with these digests (V, k), or another class."""
+def masked_hashes(digests, buckets, bloom_map=None, **sizes):
+    """Return MaskedHashes of words in text with these digests (V, k), or of items."""
     targets = F.pad(torch.as_tensor(digests), (0, 0, F0, 0))
     sizes = dict(emb="median") | sizes
     config = Config(head="hash-mlm", buckets=buckets, hashes=targets.shape[1], **sizes)
-    return objective_class(config, None, MASK, F0, targets, bloom_map)
+    return MaskedHashes(config, 0.15, targets, bloom_map)
 
 
 def masked_items(bloom_map):
-    """Return MaskedDigests of sets; after a map's R buckets its block has special tokens."""
-    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, MaskedItemDigests,
-                         bloom_map, emb="bloom", order=False)
+    """Return MaskedHashes of sets; after a map's R buckets its block has special tokens."""
+    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, bloom_map, emb="bloom",
+                         order=False)
 
 
 def test_masked_hashes_loss_and_counts_by_hand():
@@ -234,7 +226,7 @@ def test_equal_scores_and_nan_have_no_recall(score):
 def sample_loss(scores, num_samples):
     """Return the loss of one position whose word has rank 2, and the sampled ranks (S,)."""
     config = Config(emb="lookup", head="mlm", rows=F0 + len(scores))
-    objective = SampledWords(config, None, MASK, F0, num_samples=num_samples)
+    objective = SampledWords(config, 0.15, num_samples)
     scored = []
 
     def model(inputs, key_mask, masked_positions, rows):
@@ -283,7 +275,7 @@ class RandomWords(ShuffleRandom):
 def test_metrics_are_those_of_the_kinds_of_an_objective():
     """F1 by hand: 2 · 6 / (8 + 7), 2 · 1 / (2 + 3). A class without a name is left out."""
     table = torch.tensor([[6, 0, 2], [0, 0, 0], [1, 0, 1]])
-    metrics = RandomWords(None).metrics(dict(table=table))
+    metrics = RandomWords().metrics(dict(table=table))
     assert metrics["f1_intact"] == pytest.approx(12 / 15)
     assert metrics["f1_random"] == pytest.approx(2 / 5)
     assert metrics["macro_f1"] == pytest.approx((12 / 15 + 2 / 5) / 2)
@@ -298,7 +290,7 @@ class TwoKinds(ShuffleRandom):
 
 def test_counts_are_those_of_the_classes_of_the_head():
     """The labels 0 1 1 1 get the predictions 0 1 0 1."""
-    objective = TwoKinds(None)
+    objective = TwoKinds()
     logits = torch.eye(2)[[0, 1, 0, 1]].unsqueeze(0)  # (B 1, L 4, 2)
     sums = objective.evaluate(fixed_model(logits), make_batch(None, torch.tensor([[0, 1, 1, 1]])))
     assert sums["table"].tolist() == [[1, 0], [1, 2]]
@@ -307,21 +299,24 @@ def test_counts_are_those_of_the_classes_of_the_head():
     assert num_classes == 2
 
 
-@pytest.mark.parametrize("objective, table, num_classes, bits", [
-    (SHUFFLE, [[5, 2, 1], [0, 3, 1], [4, 0, 0]], 3, 1.5),  # 8 intact, 4 shuffled, 4 random
-    (masked_words(), None, 50_260, 1.75),
+@pytest.mark.parametrize("objective, sums, num_classes, bits", [
+    # 8 intact, 4 shuffled, 4 random
+    (SHUFFLE, dict(table=[[5, 2, 1], [0, 3, 1], [4, 0, 0]]), 3, 1.5),
+    # in a text it does not matter which words were labels
+    (masked_words(), dict(labeled=np.ones((1, 50_260))), 50_260, 1.75),
     # of one hash each bucket has half of the words, of the other one bucket has all: 1 and 0 bits
-    (masked_hashes([[0, 3], [1, 3], [1, 3], [1, 3]], buckets=7), None, 7, 0.5),
+    (masked_hashes([[0, 3], [1, 3], [1, 3], [1, 3]], buckets=7), dict(labeled=np.ones((2, 7))), 7,
+     0.5),
 ])
-def test_expected_loss_is_the_entropy_of_the_classes(objective, table, num_classes, bits):
+def test_expected_loss_is_the_entropy_of_the_classes(objective, sums, num_classes, bits):
     word_counts = np.array([4, 2, 1, 1])  # shares 1/2, 1/4, 1/8, 1/8: 1.75 bits
-    n, loss = objective.expected_loss(word_counts, dict(table=table))
+    n, loss = objective.expected_loss(word_counts, sums)
     assert n == num_classes
     assert loss == pytest.approx(bits * math.log(2))
 
 
 @pytest.mark.parametrize("objective, shape", [
-    (masked_words(MaskedItems), (50_260,)),
+    (masked_words(order=False), (50_260,)),
     (masked_items(BloomMap(4, alpha=1)), (2, 18)),
 ])
 def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
@@ -337,11 +332,6 @@ def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
 # All objectives
 
 
-def test_hashes_of_items_and_phrases_are_digests_where_the_model_reads_them():
-    assert choose_class("hash-mlm", Config(emb="bloom", head="hash-mlm")) is MaskedDigests
-    assert choose_class("hash-mlm", Config(emb="median", head="hash-mlm")) is MaskedHashes
-
-
 def build(name, num_samples):
     """Return a tiny model without dropout, its objective, and a Batch (2, 9)."""
     embeddings = {
@@ -349,10 +339,12 @@ def build(name, num_samples):
         "mlm": "lookup",
         "hash-mlm": "median",
     }
-    cls = OBJECTIVES[name]
-    model = tiny_model(emb=embeddings[cls.head], head=cls.head, dropout=0.0)
-    targets = torch.randint(0, 7, (30, 5))
-    objective = cls(model.config, 0.15, MASK, F0, targets, None, num_samples)
+    head = OBJECTIVES[name].head
+    model = tiny_model(emb=embeddings[head], head=head, dropout=0.0)
+    args = Namespace(objective=name, mask=0.15, noise=0.10, samples=num_samples)
+    tokenizer = Namespace(coder=Namespace(bloom_map=None))
+    data = Namespace(targets=torch.randint(0, 7, (30, 5)), tokenizer=tokenizer)
+    objective = build_objective(model.config, args, data, torch.device("cpu"))
     ids = torch.arange(18).view(2, 9)
     noise = torch.rand(3, 2, 9) / 3  # low: corrupts more of a short text
     batch = objective.corrupt_batch(Draw(ids, None, noise, ids.flip(1)))
@@ -394,7 +386,7 @@ def test_masked_hashes_training_scores_no_vocabulary():
     num_items = 40_009
     model, tokenizer = bloom_model(n=num_items, alpha=97)
     targets = torch.from_numpy(tokenizer.codes())
-    objective = MaskedDigests(model.config, None, MASK, F0, targets, tokenizer.coder.bloom_map)
+    objective = MaskedHashes(model.config, 0.15, targets, tokenizer.coder.bloom_map)
     inputs = torch.tensor([[F0 + 1, MASK]])
     labels = torch.tensor([[IGNORE, F0 + 5]])
     sizes = []
