@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data.sources import is_names
-from support.common import blame
 from data.splitters import ItemNames, item_names
+from support.common import blame
 from tokenizer import MASK, MAX_UNKNOWN, SPECIALS, build_inputs
 
 MASK_WORD = SPECIALS[MASK]
