@@ -404,7 +404,8 @@ class Predictor:
             total: int, how many items there are.
         """
         def search(example, logits):
-            logp = hash_logp(logits, self.item_map)  # (M, m, R): m hashes of an item
+            logp = hash_logp(  # (M, m, R): m hashes of an item
+                logits, self.item_map, one_softmax=self.tokenizer.is_fixed)
             shown = self.list_shown(example).to(logits.device)  # (E,)
             # without a limit of rounds the search goes on until the k best are certified
             best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
