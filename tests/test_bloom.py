@@ -354,6 +354,17 @@ def test_hash_logp_of_bfloat16_has_the_digits_of_float32():
     assert torch.equal(logp, logits.float().log_softmax(-1))
 
 
+@pytest.mark.parametrize("width, one_softmax", [
+    (4, True),  # a softmax for each map
+    (10, False),  # one softmax: two blocks of 4 buckets and a special token
+])
+def test_logits_that_are_read_in_the_wrong_form_are_refused(width, one_softmax):
+    bloom_map = BloomMap(12, 3)  # 4 buckets of a map
+    logp = hash_logp(torch.randn(2, 2, width), bloom_map, one_softmax)
+    with pytest.raises(ValueError, match=r"^logp: expected \(P, 2, 4\)"):
+        beam_search(logp, bloom_map)
+
+
 @pytest.mark.parametrize("search", [exhaustive, beam_search])
 @pytest.mark.parametrize("logp, exclude, message", [
     (torch.zeros(2, 2, 4), [[0], [1]], "logp: expected (P, 2, 3), got [2, 2, 4]."),
