@@ -38,6 +38,7 @@ log 0.3 + log 0.2 = log 0.06. c scores more, so it is certified: it is the best 
 probabilities of a map add up to less than 1. All sums of logarithms are lower by the same number.)
 """
 
+import copy
 import math
 import zlib
 
@@ -139,8 +140,6 @@ class BloomMap(ItemMap):
     @classmethod
     def load(cls, state):
         """Return the BloomMap of a state(); ValueError if its digests are not the saved ones."""
-        if set(state) != {"n_items", "alpha", "m", "seed", "check", "orders"}:
-            raise ValueError(f"Bloom map: expected what state returns, got {', '.join(state)}.")
         options = dict(state)
         check = options.pop("check")
         if options["orders"] is not None:
@@ -151,18 +150,33 @@ class BloomMap(ItemMap):
         return bloom_map
 
 
+def cut_order(order, alpha):
+    """Return the bucket of each item, (N,), of an order (N,) cut after every alpha items."""
+    bucket = np.empty(len(order), np.int32)
+    bucket[order] = np.arange(len(order)) // alpha
+    return bucket
+
+
+def list_members(digest, num_buckets, alpha):
+    """Return the items of each bucket, int32 (m, R, alpha), ascending, -1 where it is short."""
+    members = np.full((digest.shape[1], num_buckets, alpha), -1, np.int32)
+    for j, column in enumerate(digest.T):
+        by_bucket = np.argsort(column, kind="stable")  # (N,), items of bucket 0, of bucket 1, ...
+        size = np.bincount(column, minlength=num_buckets)  # (R,)
+        is_item = np.arange(alpha) < size[:, None]  # (R, alpha), the first places of each bucket
+        members[j][is_item] = by_bucket
+    return members
+
+
 # Logits to log-probabilities
 
 
-def hash_logp(logits, bloom_map):
+def hash_logp(logits, bloom_map, one_softmax=True):
     """Return the log-probabilities of each map's buckets, float32 (P, m, R), from a model's logits.
 
-    At each position a model has m rows of logits. Row j predicts the bucket in map j:
-
-        (P, m, R)            a softmax over the R buckets of map j [CM]
-        (P, m, m·(R + s))    a softmax over m blocks, of R buckets and s special tokens [SB §2.3]
-
-    In the second form block j of row j has the buckets of map j, here marked + (m 2, R 2, s 1):
+    At each position a model has m rows of logits. Row j predicts the bucket in map j. With one
+    softmax [SB §2.3], each row has m blocks of R buckets and s special tokens, and only block j of
+    row j is read, here marked + (m 2, R 2, s 1):
 
                  block 0   block 1
         row 0    + + .     . . .
@@ -172,22 +186,24 @@ def hash_logp(logits, bloom_map):
     does not lower those by "min" or "max" alike, so the order of items may change.
 
     Args:
-        logits: float, in one of these forms. Those of bfloat16 become float32, so that fewer tie.
-        bloom_map: the model's own BloomMap or ItemMap. In the second form a wrong R passes
-            unnoticed up to the width of a block; the searches refuse a larger one.
+        logits: float (P, m, m·(R + s)), or (P, m, R) without one_softmax. Those of bfloat16 become
+            float32, so that fewer tie.
+        bloom_map: the model's own BloomMap or ItemMap. With one softmax a wrong R passes unnoticed
+            up to the width of a block; the searches refuse a larger one.
+        one_softmax: bool, whether a row's softmax is over all maps and special tokens. False: row j
+            has the buckets of map j alone [CM].
     """
     m = bloom_map.m
-    R = bloom_map.buckets
     assert logits.shape[1] == m, f"logits: expected {m} rows of each position"
     logp = logits.log_softmax(-1, dtype=torch.float32)
-    if logits.shape[2] == R:
+    if not one_softmax:
         return logp
     logp = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, R + s)
-    rows = [logp[:, j, j, :R] for j in range(m)]  # (P, R) each
+    rows = [logp[:, j, j, :bloom_map.buckets] for j in range(m)]  # (P, R) each
     return torch.stack(rows, 1)
 
 
-# Hash tokens to items
+# Hash tokens to items, literally
 
 
 # The score of an item is gamma(parts). parts is a list of m tensors, one for each map: the
@@ -198,35 +214,6 @@ SCORES = {
     "min": lambda parts: torch.stack(parts).amin(0),
     "max": lambda parts: torch.stack(parts).amax(0),
 }
-
-
-@torch.no_grad()
-def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
-    """Return the k best of all items by scoring each of them.
-
-    Args are those of beam_search.
-
-    Returns:
-        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k are left.
-    """
-    exclude = prepare_exclude(logp, bloom_map, exclude)
-    prior = prepare_prior(logp, bloom_map, prior)
-    gamma = SCORES[score]
-    k = min(k, bloom_map.n_items)
-    digest, _ = bloom_map.tables_on(logp.device)  # (N, m)
-    ids = torch.empty(len(logp), k, dtype=torch.int64, device=logp.device)
-    scores = logp.new_empty(ids.shape)
-    for p in range(len(logp)):  # one at a time, as a position has N scores
-        parts = []
-        for j in range(bloom_map.m):
-            parts.append(logp[p, j].index_select(0, digest[:, j]))  # (N,)
-        item_scores = gamma(parts)  # (N,)
-        if prior is not None:
-            item_scores = item_scores + prior
-        is_excluded = exclude[p] >= 0  # -1 is none
-        item_scores[exclude[p, is_excluded]] = -torch.inf
-        scores[p], ids[p] = item_scores.topk(k)
-    return ids.masked_fill(scores == -torch.inf, -1), scores
 
 
 def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=(), prior=None):
@@ -281,6 +268,242 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=(), pri
     return ids, scores, certified
 
 
+# The same result, faster: all positions at once, and only the items of the beams
+
+
+class Query:
+    """What P positions ask for: the log-probabilities of buckets, and how an item is scored.
+
+    An item has a log-probability in each map, that of its bucket. Its score is gamma of these m
+    parts, plus its prior.
+
+    Args:
+        Those of beam_search.
+
+    Raises:
+        ValueError: If logp, exclude or prior does not fit, or logp has NaN.
+    """
+
+    def __init__(self, logp, bloom_map, score="sum", exclude=None, prior=None):
+        if exclude is None:
+            exclude = torch.empty(len(logp), 0, dtype=torch.int64, device=logp.device)
+        if prior is not None:
+            prior = prior.to(logp)
+        check_query(logp, bloom_map, exclude, prior)
+        self.logp = logp  # (P, m, R)
+        self.bloom_map = bloom_map
+        self.gamma = SCORES[score]
+        self.exclude = exclude  # (P, E)
+        self.prior = prior  # (N,) or None
+        self.digest, self.members = bloom_map.tables_on(logp.device)  # (N, m), (m, R, alpha)
+
+    def at(self, positions):
+        """Return a Query of some positions alone, int64 (number of these,)."""
+        query = copy.copy(self)
+        query.logp = self.logp[positions]
+        query.exclude = self.exclude[positions]
+        return query
+
+    def score_all(self, p):
+        """Return the scores of all items at position p, (N,), -inf for those excluded."""
+        parts = []
+        for j in range(self.bloom_map.m):
+            parts.append(self.logp[p, j].index_select(0, self.digest[:, j]))  # (N,)
+        scores = self.gamma(parts)
+        if self.prior is not None:
+            scores = scores + self.prior
+        excluded = self.exclude[p]
+        scores[excluded[excluded >= 0]] = -torch.inf  # -1 is none
+        return scores
+
+    def score(self, items):
+        """Return the scores of C items at each position, (P, C): items int64, -1 for none, -inf."""
+        parts = []
+        for j in range(self.bloom_map.m):
+            column = self.digest[:, j]  # (N,)
+            buckets = column[items].long()  # (P, C); -1 reads the last item, and is masked below
+            parts.append(self.logp[:, j].gather(1, buckets))
+        scores = self.gamma(parts)
+        if self.prior is not None:
+            scores = scores + self.prior[items]
+        return scores.masked_fill(items < 0, -torch.inf)
+
+    def bound(self, last):
+        """Return what no item scores more than, (P,), if its parts are at most `last`, (P, m)."""
+        bound = self.gamma(last.unbind(1))
+        if self.prior is not None:
+            bound = bound + self.prior.max()
+        return bound
+
+
+def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
+    """Return the k best of all items by scoring each of them.
+
+    Args are those of beam_search.
+
+    Returns:
+        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k are left.
+    """
+    return search_all(Query(logp, bloom_map, score, exclude, prior), k)
+
+
+@torch.no_grad()
+def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None, prior=None):
+    """Return the k best of the items that have a bucket in a beam. [SB §2.5 Alg.1]
+
+    If they are certified, they are the k best of all items: beam_search_reference says why. A
+    certificate is about the search, not about the model. Items with equal scores come in any order.
+
+    Args:
+        logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp.
+            Unnormalized logits (P, m, R) do as well with "sum".
+        bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
+        k: int, items to return, N at most.
+        beam: int, B, buckets of each map to look into.
+        rounds: int, 1 or more. Each round after the first searches with twice the beam where the
+            items are not certified yet. None: until all are.
+        score: a key of SCORES.
+        exclude: int64 (P, E), items that may not be returned, below N, -1 for none; or None.
+        prior: float (N,), finite, which is added to the score of each item, as popularity_prior
+            returns it; or None.
+
+    Returns:
+        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k items are
+        reached; certified bool (P,); and num_scored int64 (P,), how many items the last round of a
+        position scored, N if it scored all.
+
+    Raises:
+        ValueError: If logp, exclude or prior does not fit, or logp has NaN.
+
+    Example:
+        bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
+        logits = torch.randn(8, 2, 4_000)  # of your model
+        logp = hash_logp(logits, bloom_map, one_softmax=False)
+        ids, scores, certified, num_scored = beam_search(logp, bloom_map)
+    """
+    query = Query(logp, bloom_map, score, exclude, prior)
+    ids, scores, certified, num_scored = search_round(query, k, beam)
+    turn = 1
+    while not certified.all() and (rounds is None or turn < rounds):  # [Alg.1 l.3]: 2B, 4B, ...
+        beam *= 2
+        if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
+            beam = bloom_map.buckets  # such beams may hold all N items: score all directly
+        todo = (~certified).nonzero().squeeze(1)  # positions without a certificate
+        again = search_round(query.at(todo), k, beam)
+        ids[todo], scores[todo], certified[todo], num_scored[todo] = again
+        turn += 1
+    return ids, scores, certified, num_scored  # [Alg.1 l.8]
+
+
+def search_round(query, k, beam):
+    """Return what beam_search does, after one round with the B best buckets of each map.
+
+    The example at the top of this file, k 1 and B 2, as probabilities in place of logarithms:
+
+        beams     map 0: 0.6 a b, 0.3 c d      map 1: 0.7 c e, 0.2 b d
+        bound     0.3 · 0.2 = 0.06
+        items     a b c d e, of these the best is c: 0.3 · 0.7 = 0.21, certified as 0.21 >= 0.06
+    """
+    if beam >= query.bloom_map.buckets:  # no item is outside
+        ids, scores = search_all(query, k)
+        num_scored = torch.full_like(ids[:, 0], query.bloom_map.n_items)
+        certified = torch.ones_like(num_scored, dtype=torch.bool)
+        return ids, scores, certified, num_scored
+    # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
+    values, beams = top_buckets(query.logp, beam)  # (P, m, B) each, the best first
+    # [Alg.1 l.4]: the bound, the score of those last buckets
+    bound = query.bound(values[:, :, -1])  # (P,)
+    # [Alg.1 l.5]: score each item that has a bucket in a beam
+    k = min(k, query.bloom_map.n_items)
+    items = list_candidates(query, beams, k)  # (P, C), -1 for none
+    num_scored = (items >= 0).sum(1)  # (P,)
+    # [Alg.1 l.6]: the best of them
+    scores, place = query.score(items).topk(k)  # (P, k)
+    ids = items.gather(1, place).masked_fill(scores == -torch.inf, -1)  # (P, k)
+    # [Alg.1 l.7]: the k-th item reaches the bound
+    certified = scores[:, -1] >= bound  # (P,)
+    return ids, scores, certified, num_scored
+
+
+@torch.no_grad()
+def search_all(query, k):
+    """Return the k best of all items, ids and scores, as exhaustive does."""
+    num_positions = len(query.logp)
+    k = min(k, query.bloom_map.n_items)
+    ids = torch.empty(num_positions, k, dtype=torch.int64, device=query.logp.device)
+    scores = query.logp.new_empty(ids.shape)
+    for p in range(num_positions):  # one at a time, as a position has N scores
+        scores[p], ids[p] = query.score_all(p).topk(k)
+    return ids.masked_fill(scores == -torch.inf, -1), scores
+
+
+def list_candidates(query, beams, k):
+    """Return the items of the beams, each once: int64 (P, C), -1 for none or an excluded item.
+
+    Args:
+        query: Query.
+        beams: int64 (P, m, B), buckets.
+        k: int, the least C; else C is m · B · alpha.
+    """
+    columns = []
+    for j, items_of_bucket in enumerate(query.members):  # (R, alpha)
+        items = items_of_bucket[beams[:, j]]  # (P, B, alpha)
+        columns.append(items.flatten(1))
+    items = torch.cat(columns, 1)  # (P, C)
+    # an item may be in the beams of several maps: sort, and drop those that repeat the one before
+    items = items.sort(1).values.long()
+    is_repeated = items[:, 1:] == items[:, :-1]
+    items[:, 1:].masked_fill_(is_repeated, -1)
+    for excluded in query.exclude.unbind(1):  # (P,)
+        items.masked_fill_(items == excluded.unsqueeze(1), -1)
+    num_missing = max(k - items.shape[1], 0)
+    return F.pad(items, (0, num_missing), value=-1)
+
+
+def top_buckets(logp, num):
+    """Return logp.topk(num), (P, m, num) each, faster on a CPU from about 20,000 buckets on.
+
+    Cut the R buckets into blocks of 64, and take the num blocks with the largest maxima. A bucket
+    of another block is not among the best num, as those maxima are at least as large. The rest, the
+    R mod 64 buckets after the last block, may be.
+    """
+    P, m, R = logp.shape
+    num_blocks = R // BLOCK
+    if num_blocks <= num:
+        return logp.topk(num)
+    whole = num_blocks * BLOCK  # buckets in blocks
+    blocks = logp[:, :, :whole].unflatten(2, (-1, BLOCK))  # (P, m, blocks, BLOCK)
+    best_blocks = blocks.amax(3).topk(num).indices  # (P, m, num)
+    inside = torch.arange(BLOCK, device=logp.device)
+    likely = best_blocks.unsqueeze(3) * BLOCK + inside  # (P, m, num, BLOCK), buckets
+    rest = torch.arange(whole, R, device=logp.device)
+    likely = torch.cat([likely.flatten(2), rest.expand(P, m, -1)], 2)
+    likely_logp = logp.gather(2, likely)
+    values, place = likely_logp.topk(num)
+    return values, likely.gather(2, place)
+
+
+def check_query(logp, bloom_map, exclude, prior):
+    """Raise a ValueError for what a search would answer wrongly in silence."""
+    if logp.shape[1:] != (bloom_map.m, bloom_map.buckets):
+        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
+                         f"got {[*logp.shape]}.")
+    if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
+        raise ValueError("logp: expected log-probabilities, got NaN.")
+    # a mask of bool (P, N) would be read as the items 0 and 1
+    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
+        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
+                         f"got {exclude.dtype} {[*exclude.shape]}.")
+    if prior is None:
+        return
+    if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN would rank first
+        raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
+                         f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
+
+
+# A prior for the score
+
+
 def popularity_prior(counts, bloom_map):
     """Return log P(item) - Σ_j log P(bucket of the item in map j), a prior for the score "sum".
 
@@ -318,144 +541,74 @@ def popularity_prior(counts, bloom_map):
     return torch.from_numpy(prior).float()
 
 
-# The same result, faster: all positions at once, and only the items of the beams
+# Random orders, and digests that differ
 
 
-@torch.no_grad()
-def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None, prior=None):
-    """Return the k best of the items that have a bucket in a beam. [SB §2.5 Alg.1]
+def random_order(n, *key):
+    """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key alone.
 
-    If they are certified, they are the k best of all items: beam_search_reference says why. A
-    certificate is about the search, not about the model. Items with equal scores come in any order.
+    Each of 0 .. n-1 gets a random number of the generator splitmix64, and they are sorted by it.
+    The seed of the generator is a number that mixes the ints of the key, one after another.
+    """
+    start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
+    for part in key:
+        start = mix_bits(start + np.uint64(part) + GOLDEN_STEP)
+    numbers = mix_bits(start + np.arange(n, dtype=np.uint64) * GOLDEN_STEP)  # no two are equal
+    return np.argsort(numbers)
+
+
+def mix_bits(x):
+    """Mix numbers uint64 (n,) as splitmix64 does: a change of one bit changes about 32 of 64.
+
+    Each line can be undone, so different numbers stay different. The constants are the published
+    ones.
+    """
+    x = x ^ (x >> np.uint64(30))
+    x = x * np.uint64(0xBF58476D1CE4E5B9)
+    x = x ^ (x >> np.uint64(27))
+    x = x * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def swap_repeated(digest, seed):
+    """Move items that share all m buckets with another: swap them with random items, in place.
+
+    Only the last map changes. Here items 2 and 3 share both buckets, so 3 swaps places with 0:
+
+        map 0   0 1 | 2 3 | 4 5
+        map 1   2 3 | 0 4 | 1 5     before
+                2 0 | 3 4 | 1 5     after
+
+    For m = 2, random maps leave about (alpha - 1)² / 2 pairs that share both buckets.
 
     Args:
-        logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp.
-            Unnormalized logits (P, m, R) do as well with "sum".
-        bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
-        k: int, items to return, N at most.
-        beam: int, B, buckets of each map to look into.
-        rounds: int, 1 or more. Each round after the first searches with twice the beam where the
-            items are not certified yet. None: until all are.
-        score: a key of SCORES.
-        exclude: int64 (P, E), items that may not be returned, below N, -1 for none; or None.
-        prior: float (N,), finite, which is added to the score of each item, as popularity_prior
-            returns it; or None.
+        digest: int (N, m), which is changed.
+        seed: int, of the partners.
 
     Returns:
-        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k items are
-        reached; certified bool (P,); and num_scored int64 (P,), how many items the last round of a
-        position scored, N if it scored all.
-
-    Raises:
-        ValueError: If logp, exclude or prior does not fit, or logp has NaN.
-
-    Example:
-        bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
-        logits = torch.randn(8, 2, 4_000)  # of your model
-        logp = hash_logp(logits, bloom_map)
-        ids, scores, certified, num_scored = beam_search(logp, bloom_map)
+        Whether no two items share all m buckets.
     """
-    exclude = prepare_exclude(logp, bloom_map, exclude)
-    prior = prepare_prior(logp, bloom_map, prior)
-    ids, scores, certified, num_scored = search_round(
-        logp, bloom_map, k, beam, score, exclude, prior)
-    turn = 1
-    while not certified.all() and (rounds is None or turn < rounds):  # [Alg.1 l.3]: 2B, 4B, ...
-        beam *= 2
-        if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
-            beam = bloom_map.buckets  # such beams may hold all N items: score all directly
-        todo = (~certified).nonzero().squeeze(1)  # positions without a certificate
-        again = search_round(logp[todo], bloom_map, k, beam, score, exclude[todo], prior)
-        ids[todo], scores[todo], certified[todo], num_scored[todo] = again
-        turn += 1
-    return ids, scores, certified, num_scored  # [Alg.1 l.8]
+    n_items, m = digest.shape
+    last = digest[:, -1]  # (N,), a view
+    for turn in range(MAX_SWAP_ROUNDS):
+        # equal digests become neighbors. Keep [::-1]: another order gives other maps, and saved
+        # checksums fail
+        by_digest = np.lexsort(digest.T[::-1])  # (N,)
+        is_equal = np.diff(digest[by_digest], axis=0) == 0  # (N - 1, m)
+        repeated = by_digest[1:][is_equal.all(1)]  # all items of a digest but one
+        if len(repeated) == 0:
+            return True
+        # subtle: a repeated item is no partner, or it would move twice. Of the first 2n items of a
+        # random order at most n are repeated, so n partners are left
+        n = len(repeated)
+        partners = random_order(n_items, seed, m, turn)[:2 * n]
+        partners = partners[~np.isin(partners, repeated)][:n]
+        repeated = repeated[:len(partners)]  # if N < 2n some wait for the next turn
+        last[repeated], last[partners] = last[partners], last[repeated]
+    return False
 
 
-def search_round(logp, bloom_map, k, beam, score, exclude, prior):
-    """Return what beam_search does, after one round with the B best buckets of each map."""
-    if beam >= bloom_map.buckets:  # no item is outside
-        ids, scores = exhaustive(logp, bloom_map, k, score, exclude, prior)
-        num_scored = torch.full_like(ids[:, 0], bloom_map.n_items)
-        certified = torch.ones_like(num_scored, dtype=torch.bool)
-        return ids, scores, certified, num_scored
-    gamma = SCORES[score]
-    k = min(k, bloom_map.n_items)
-    digest, members = bloom_map.tables_on(logp.device)  # (N, m), (m, R, alpha)
-    # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
-    values, beams = top_buckets(logp, beam)  # (P, m, B) each, the best first
-    # [Alg.1 l.4]: the bound, the score of those last buckets
-    last = values[:, :, -1]  # (P, m)
-    bound = gamma(last.unbind(1))  # (P,)
-    # [Alg.1 l.5]: score each item that has a bucket in a beam
-    items = list_candidates(members, beams, exclude, k)  # (P, C), -1 for none
-    parts = []
-    for j in range(bloom_map.m):
-        column = digest[:, j]  # (N,)
-        buckets = column[items].long()  # (P, C); -1 reads the last item, and is masked below
-        parts.append(logp[:, j].gather(1, buckets))
-    item_scores = gamma(parts)  # (P, C)
-    if prior is not None:
-        item_scores = item_scores + prior[items]
-        bound = bound + prior.max()
-    item_scores = item_scores.masked_fill(items < 0, -torch.inf)
-    # [Alg.1 l.6]: the best of them
-    scores, place = item_scores.topk(k)  # (P, k)
-    ids = items.gather(1, place)  # (P, k)
-    ids.masked_fill_(scores == -torch.inf, -1)
-    # [Alg.1 l.7]: the k-th item reaches the bound
-    certified = scores[:, -1] >= bound  # (P,)
-    num_scored = (items >= 0).sum(1)  # (P,)
-    return ids, scores, certified, num_scored
-
-
-def list_candidates(members, beams, exclude, k):
-    """Return the items of the beams, each once: int64 (P, C), -1 for none, C = m · B · alpha or k.
-
-    Args:
-        members: int32 (m, R, alpha).
-        beams: int64 (P, m, B), buckets.
-        exclude: int64 (P, E).
-        k: int, the least C.
-    """
-    columns = []
-    for j, items_of_bucket in enumerate(members):  # (R, alpha)
-        items = items_of_bucket[beams[:, j]]  # (P, B, alpha)
-        columns.append(items.flatten(1))
-    items = torch.cat(columns, 1)  # (P, C)
-    # an item may be in the beams of several maps: sort, and drop those that repeat the one before
-    items = items.sort(1).values.long()
-    is_repeated = items[:, 1:] == items[:, :-1]
-    items[:, 1:].masked_fill_(is_repeated, -1)
-    for excluded in exclude.unbind(1):  # (P,)
-        items.masked_fill_(items == excluded.unsqueeze(1), -1)
-    num_missing = max(k - items.shape[1], 0)
-    return F.pad(items, (0, num_missing), value=-1)
-
-
-def top_buckets(logp, num):
-    """Return logp.topk(num), (P, m, num) each, faster on a CPU from about 20,000 buckets on.
-
-    Cut the R buckets into blocks of 64, and take the num blocks with the largest maxima. A bucket
-    of another block is not among the best num, as those maxima are at least as large. The rest, the
-    R mod 64 buckets after the last block, may be.
-    """
-    P, m, R = logp.shape
-    num_blocks = R // BLOCK
-    if num_blocks <= num:
-        return logp.topk(num)
-    whole = num_blocks * BLOCK  # buckets in blocks
-    blocks = logp[:, :, :whole].unflatten(2, (-1, BLOCK))  # (P, m, blocks, BLOCK)
-    best_blocks = blocks.amax(3).topk(num).indices  # (P, m, num)
-    inside = torch.arange(BLOCK, device=logp.device)
-    likely = best_blocks.unsqueeze(3) * BLOCK + inside  # (P, m, num, BLOCK), buckets
-    rest = torch.arange(whole, R, device=logp.device)
-    likely = torch.cat([likely.flatten(2), rest.expand(P, m, -1)], 2)
-    likely_logp = logp.gather(2, likely)
-    values, place = likely_logp.topk(num)
-    return values, likely.gather(2, place)
-
-
-# Similar items in one bucket
+# Coherent maps: similar items in one bucket. Nothing above needs them
 
 
 def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
@@ -596,119 +749,7 @@ def multiply_sparse(rows, columns, numbers, x, num_rows):
     return np.stack(products, 1)
 
 
-# Helpers
-
-
-def swap_repeated(digest, seed):
-    """Move items that share all m buckets with another: swap them with random items, in place.
-
-    Only the last map changes. Here items 2 and 3 share both buckets, so 3 swaps places with 0:
-
-        map 0   0 1 | 2 3 | 4 5
-        map 1   2 3 | 0 4 | 1 5     before
-                2 0 | 3 4 | 1 5     after
-
-    For m = 2, random maps leave about (alpha - 1)² / 2 pairs that share both buckets.
-
-    Args:
-        digest: int (N, m), which is changed.
-        seed: int, of the partners.
-
-    Returns:
-        Whether no two items share all m buckets.
-    """
-    n_items, m = digest.shape
-    last = digest[:, -1]  # (N,), a view
-    for turn in range(MAX_SWAP_ROUNDS):
-        # equal digests become neighbors. Keep [::-1]: another order gives other maps, and saved
-        # checksums fail
-        by_digest = np.lexsort(digest.T[::-1])  # (N,)
-        is_equal = np.diff(digest[by_digest], axis=0) == 0  # (N - 1, m)
-        repeated = by_digest[1:][is_equal.all(1)]  # all items of a digest but one
-        if len(repeated) == 0:
-            return True
-        # subtle: a repeated item is no partner, or it would move twice. Of the first 2n items of a
-        # random order at most n are repeated, so n partners are left
-        n = len(repeated)
-        partners = random_order(n_items, seed, m, turn)[:2 * n]
-        partners = partners[~np.isin(partners, repeated)][:n]
-        repeated = repeated[:len(partners)]  # if N < 2n some wait for the next turn
-        last[repeated], last[partners] = last[partners], last[repeated]
-    return False
-
-
-def cut_order(order, alpha):
-    """Return the bucket of each item, (N,), of an order (N,) cut after every alpha items."""
-    bucket = np.empty(len(order), np.int32)
-    bucket[order] = np.arange(len(order)) // alpha
-    return bucket
-
-
-def list_members(digest, num_buckets, alpha):
-    """Return the items of each bucket, int32 (m, R, alpha), ascending, -1 where it is short."""
-    members = np.full((digest.shape[1], num_buckets, alpha), -1, np.int32)
-    for j, column in enumerate(digest.T):
-        by_bucket = np.argsort(column, kind="stable")  # (N,), items of bucket 0, of bucket 1, ...
-        size = np.bincount(column, minlength=num_buckets)  # (R,)
-        is_item = np.arange(alpha) < size[:, None]  # (R, alpha), the first places of each bucket
-        members[j][is_item] = by_bucket
-    return members
-
-
-def random_order(n, *key):
-    """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key alone.
-
-    Each of 0 .. n-1 gets a random number of the generator splitmix64, and they are sorted by it.
-    The seed of the generator is a number that mixes the ints of the key, one after another.
-    """
-    start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
-    for part in key:
-        start = mix_bits(start + np.uint64(part) + GOLDEN_STEP)
-    numbers = mix_bits(start + np.arange(n, dtype=np.uint64) * GOLDEN_STEP)  # no two are equal
-    return np.argsort(numbers)
-
-
-def mix_bits(x):
-    """Mix numbers uint64 (n,) as splitmix64 does: a change of one bit changes about 32 of 64.
-
-    Each line can be undone, so different numbers stay different. The constants are the published
-    ones.
-    """
-    x = x ^ (x >> np.uint64(30))
-    x = x * np.uint64(0xBF58476D1CE4E5B9)
-    x = x ^ (x >> np.uint64(27))
-    x = x * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-# Checks
-
-
-def prepare_exclude(logp, bloom_map, exclude):
-    """Return exclude (P, E), E = 0 for None; raise a ValueError for what would fail in silence."""
-    expected = (bloom_map.m, bloom_map.buckets)
-    if logp.shape[1:] != expected:
-        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
-                         f"got {[*logp.shape]}.")
-    if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
-        raise ValueError("logp: expected log-probabilities, got NaN.")
-    if exclude is None:
-        return logp.new_empty((len(logp), 0), dtype=torch.int64)
-    # a mask of bool (P, N) would be read as the items 0 and 1
-    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
-        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
-                         f"got {exclude.dtype} {[*exclude.shape]}.")
-    return exclude
-
-
-def prepare_prior(logp, bloom_map, prior):
-    """Return prior (N,) as logp; raise a ValueError unless it has a finite number for each item."""
-    if prior is None:
-        return None
-    if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN would rank first
-        raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
-                         f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
-    return prior.to(logp)
+# Demo
 
 
 DEMO_ORDERS = [

@@ -11,6 +11,13 @@ both on the dev rows. It writes TASK-seed-N.json to --out: scores, predictions a
 command skips finished jobs; more seeds need a new --out. At the end --out has the means over the
 seeds, results.json, and the model of the best seed, ckpt.pt, for infer.py.
 
+A split of a task's rows, as token IDs, is an instance of task.examples; data/tasks.py has its
+attributes. Functions below take them all as `data`, a dict:
+
+    data["train"]    the rows that train
+    data["select"]   those that choose the weights; none with --select 0
+    data["dev"]      those that are scored
+
 Sources: [HF] Xue & Aletras 2022, HashFormers
 Deviations:
     1. A tenth of the training rows, the selection rows, chooses the weights that are scored: those
@@ -37,14 +44,13 @@ import torch.nn as nn
 
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
-from data.rows import add_reader_flags, reader_options
-from data.tasks import GLUE, TASKS, Task, choose_task, read_task
+from data.tasks import TASKS, list_tasks, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, load_model
-from support.common import InputError, Ranks, add_device_flags, at_least, autocast, blame
-from support.common import find_checkpoint, fingerprint, load_checkpoint, lock_output, make_parser
-from support.common import quote_command, resolve_device, run_script, save_checkpoint
-from support.common import send, write_json
+from support.common import InputError, Ranks, autocast, blame, find_checkpoint, fingerprint
+from support.common import load_checkpoint, lock_output, make_parser, quote_command
+from support.common import resolve_device, run_script, save_checkpoint, send, write_json
+from support.finetune_flags import add_run_flags, check_flags, fill_flags
 from support.results import FORMAT, Outcome, Result, check_out, job_path, keep_best_model
 from support.results import model_path, read_result, summarize, write_results
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
@@ -65,20 +71,21 @@ def finetune(args, ranks):
     """Run one job for each task and seed, then write and print the means over the seeds."""
     # Settings: what a flag leaves open follows from the checkpoint. Then they never change
     check_flags(args)
-    start = load_start(args)
-    fill_flags(args, start.config.width, start.pool)
+    pretrained = load_pretrained(args)
+    fill_flags(args, pretrained.config.width, pretrained.pool)
 
     # Device: torchrun starts a process, called rank, for each GPU
     ranks.connect("cpu", days=30)  # they exchange nothing: each has jobs of its own
     runtime = resolve_device(args, ranks.local_rank)
 
     # Texts: all are read before the first job, so that a bad file shows at once
-    assignments = {}  # by the name of the task
-    for name in list_tasks(args):
-        assignments[name] = read_assignment(name, args, start)
-    rows = {name: assignment.rows for name, assignment in assignments.items()}
+    tasks = {}  # name -> Task
+    rows = {}  # name -> dict, split -> list of (texts, label)
+    for name in list_tasks(args.task):
+        tasks[name], rows[name] = read_task(name, args)
+        adopt_head(tasks[name], pretrained, args)
     settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype, format=FORMAT,
-                    train_and_dev_rows=fingerprint(rows), checkpoint=start.digest)
+                    train_and_dev_rows=fingerprint(rows), checkpoint=pretrained.digest)
 
     # Jobs: the folder --out holds those of one choice of settings
     with lock_output(args.out, ranks.rank):
@@ -87,59 +94,177 @@ def finetune(args, ranks):
             write_json(Path(args.out, "settings.json"), settings)
             for name, value in settings.items():
                 print(f"{name}: {value}")
-        jobs = list_jobs(args, assignments)
+        jobs = list_jobs(args, rows)
         ranks.wait()  # no job starts before rank 0 holds --out, none ends before all have listed
-        run_jobs(args, runtime, assignments, jobs[ranks.rank::ranks.world])
+        for name, task in tasks.items():
+            seeds = [seed for job, seed in jobs[ranks.rank::ranks.world] if job == name]
+            if seeds:
+                run_jobs(args, runtime, pretrained, task, rows[name], seeds)
         ranks.wait()  # rank 0 reads the results when all ranks have written theirs
         if not ranks.is_first:
             return None
 
         # Results: means over the seeds, and a model for infer.py
         summaries = {}
-        for name in assignments:
+        for name in tasks:
             paths = [f"{job_path(args.out, name, seed)}.json" for seed in list_seeds(args)]
             results = [read_result(path) for path in paths]
             summaries[name] = summarize(results)
             keep_best_model(args, name, results)
         content = write_results(args.out, summaries, settings)
-    *_, last = assignments.values()
-    print_next_command(args, last.task)
+    *_, last = tasks.values()
+    command = ["python", "infer.py", "--ckpt", model_path(args, last.name)]
+    command += [f"some {column}" for column in last.text_columns]
+    print(f"Saved {args.out}/results.json. Next: {quote_command(command)}")
     return content
 
 
-def run_jobs(args, runtime, assignments, jobs):
-    """Run jobs, list of (name of a task, seed), and write the results of each."""
-    for name, assignment in assignments.items():
-        seeds = [seed for task_name, seed in jobs if task_name == name]
-        if not seeds:
-            continue
-        data = encode_assignment(assignment)  # once: the jobs of a task share its token IDs
-        for seed in seeds:
-            result = run_job(args, runtime, assignment.start, data, seed)
-            write_json(f"{job_path(args.out, name, seed)}.json", dataclasses.asdict(result))
-            gc.collect()  # a compiled model refers to itself, and would stay in memory
+def list_seeds(args):
+    """Return the seeds of each task."""
+    return range(args.seed, args.seed + args.seeds)
 
 
-def run_job(args, runtime, start, data, seed):
+def list_jobs(args, rows):
+    """Return the jobs that are left, list of (name of a task, seed), the longest first.
+
+    Rank r takes the jobs r, r + world, ... so that each has about as much to do.
+    """
+    jobs = []
+    for name in sorted(rows, key=lambda name: -len(rows[name]["train"])):
+        for seed in list_seeds(args):
+            if not os.path.exists(f"{job_path(args.out, name, seed)}.json"):
+                jobs.append((name, seed))
+    return jobs
+
+
+# --------------------------------------------------------------------------------------------------
+# What jobs begin with: weights, and rows as token IDs
+
+
+@dataclasses.dataclass
+class Pretrained:
+    """The model of --ckpt, or with --preset the sizes of one whose weights are fresh."""
+
+    config: Config
+    weights: dict  # {}: all are fresh
+    task: dict  # that the head was trained for; {}: there is none
+    tokenizer: dict | None = None  # its state; None: it is built from the training rows
+    words: list | None = None  # that infer.py --near searches; None: those of the training rows
+    digest: str | None = None  # of the checkpoint's file
+
+    @property
+    def pool(self):
+        """How the head of a fine-tuned model reads the positions, or None."""
+        return self.config.pool if self.task else None
+
+    def has_head(self, task):
+        """Return whether the head was trained for this task: same name, columns and labels."""
+        return task.identity().items() <= self.task.items()
+
+    def weights_for(self, task):
+        """Return the weights for a task: those of the encoder, and of the head if it is its own."""
+        if self.has_head(task):
+            return self.weights
+        return {name: weight for name, weight in self.weights.items()
+                if not name.startswith("head.")}
+
+
+def load_pretrained(args):
+    """Return the Pretrained model of --ckpt or --preset."""
+    if args.preset:
+        return Pretrained(Config.choose(PRESETS[args.preset]), weights={}, task={})
+    checkpoint = load_checkpoint(args.ckpt)
+    with blame(args.ckpt):
+        config = load_model(checkpoint).config  # raises where the weights do not fit it
+    if not config.order:
+        raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
+    content = Path(find_checkpoint(args.ckpt)).read_bytes()
+    pretrained = Pretrained(
+        config=config,
+        weights=checkpoint["model"],
+        task=checkpoint.get("task", {}),
+        tokenizer=checkpoint["tokenizer"],
+        words=checkpoint["words"],
+        digest=hashlib.sha256(content).hexdigest())
+    if args.from_scratch:
+        pretrained.weights = {}
+        pretrained.task = {}
+    return pretrained
+
+
+def adopt_head(task, pretrained, args):
+    """Take the scale of a head that was trained for this task; --epochs 0 requires such a head."""
+    if pretrained.has_head(task):
+        task.scale = pretrained.task.get("scale")  # its head predicts numbers in these units
+    elif args.epochs == 0:
+        raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
+                         f"very task, {task.name}, with its columns and labels.")
+
+
+def encode_rows(task, rows, pretrained):
+    """Return the rows of a task as token IDs, `data`; print how many there are."""
+    with blame("--ckpt, --preset"):
+        tokenizer = build_tokenizer(pretrained, rows["train"])
+        data = encode_splits(task, rows, tokenizer, pretrained.config.length)
+    ids = np.concatenate(data["train"].examples)
+    counts = np.bincount(ids, minlength=FIRST_WORD_ID + len(tokenizer.words))
+    report_unknown(tokenizer, tokenizer.words, counts)
+    sizes = ", ".join(f"{split} {len(part):,}" for split, part in data.items())
+    print(f"{task.name}: rows {sizes}; of train {data['train'].notes}", flush=True)
+    return data
+
+
+def build_tokenizer(pretrained, train_rows):
+    """Return the tokenizer of a checkpoint, or one whose hash knows the words of the rows."""
+    if pretrained.tokenizer is not None:
+        with blame("--ckpt"):
+            return HashTokenizer.load(pretrained.tokenizer, pretrained.config)
+    word_counts = collections.Counter()
+    for texts, _ in train_rows:
+        for text in texts:
+            word_counts.update(list_words(text))
+    tokenizer = make_tokenizer(pretrained.config, hash=NgramLSH.fit(word_counts))
+    tokenizer.add_words([word for word, _ in word_counts.most_common()])
+    return tokenizer
+
+
+def encode_splits(task, rows, tokenizer, length):
+    """Return the rows of each split as token IDs: dict, split -> an instance of task.examples.
+
+    Args:
+        task: Task.
+        rows: dict, split -> list of (texts, label).
+        tokenizer: HashTokenizer, or CharacterTokenizer of baselines/canine.py. It learns the words.
+        length: int, the most positions of an example.
+    """
+    data = {}
+    for split, part in rows.items():
+        data[split] = task.examples(task, part, tokenizer, length)
+    return data
+
+
+# --------------------------------------------------------------------------------------------------
+# A job: a task and a seed
+
+
+def run_jobs(args, runtime, pretrained, task, rows, seeds):
+    """Run the job of each seed of a task, and write its results."""
+    data = encode_rows(task, rows, pretrained)  # once: the jobs share its token IDs
+    for seed in seeds:
+        result = run_job(args, runtime, pretrained, data, seed)
+        write_json(f"{job_path(args.out, task.name, seed)}.json", dataclasses.asdict(result))
+        gc.collect()  # a compiled model refers to itself, and would stay in memory
+
+
+def run_job(args, runtime, pretrained, data, seed):
     """Train, score and save a model, train and score its control; return the Result."""
-    train_data = data["train"]
-    task = train_data.task
-    tokenizer = train_data.tokenizer
+    task = data["train"].task
     title = f"{task.name}, seed {seed}"
     recipe = choose_recipe(args, data, seed)
-
-    # Model: the weights of the checkpoint; those that it lacks, such as a new head, stay fresh
-    torch.manual_seed(seed)  # for fresh weights and dropout
-    config = dataclasses.replace(
-        start.config, head=train_data.head, labels=train_data.num_outputs, pool=args.pool)
-    model = Model(config)
-    model.load_state_dict(model.state_dict() | start.weights)
-    model.to(runtime.device)
-    model.set_codes(tokenizer.codes())  # after .to, which does not move codes
-    if runtime.use_compile:
-        model.encode = torch.compile(model.encode, dynamic=True)  # batches differ in length
+    model = build_model(args, runtime, pretrained, data["train"], seed)
     outcome = train_and_score(model, data, recipe, runtime, title)
-    words = start.words
+    tokenizer = data["train"].tokenizer
+    words = pretrained.words
     if words is None:
         words = tokenizer.words[:NEAR_WORDS]
     save_checkpoint(f"{job_path(args.out, task.name, seed)}.pt", model, tokenizer.state(),
@@ -148,13 +273,27 @@ def run_job(args, runtime, start, data, seed):
 
     # Control: what can be told from the words without their order
     control = None
-    if args.epochs > 0 and train_data.has_control:
+    if args.epochs > 0 and data["train"].has_control:
         if runtime.device.type == "mps":  # PyTorch 2.8 and 2.9 have no embedding bag there
             runtime = runtime._replace(device=torch.device("cpu"))
-        bag = BagOfWords(len(model.codes), train_data.num_outputs).to(runtime.device)
+        bag = BagOfWords(len(model.codes), data["train"].num_outputs).to(runtime.device)
         recipe = choose_control_recipe(recipe, data)
         control = train_and_score(bag, data, recipe, runtime, f"{title}, bag of words")
     return Result.collect(data, seed, model, outcome, control)
+
+
+def build_model(args, runtime, pretrained, train_data, seed):
+    """Return a Model for a task; weights that pretrained lacks, such as a new head, are fresh."""
+    torch.manual_seed(seed)  # for fresh weights and dropout
+    config = dataclasses.replace(pretrained.config, head=train_data.head,
+                                 labels=train_data.num_outputs, pool=args.pool)
+    model = Model(config)
+    model.load_state_dict(model.state_dict() | pretrained.weights_for(train_data.task))
+    model.to(runtime.device)
+    model.set_codes(train_data.tokenizer.codes())  # after .to, which does not move codes
+    if runtime.use_compile:
+        model.encode = torch.compile(model.encode, dynamic=True)  # batches differ in length
+    return model
 
 
 class BagOfWords(nn.EmbeddingBag):
@@ -170,20 +309,6 @@ class BagOfWords(nn.EmbeddingBag):
 
 # --------------------------------------------------------------------------------------------------
 # Training
-
-
-def train_and_score(model, data, recipe, runtime, title):
-    """Train a model as train does, and score it on data["dev"]; return its Outcome."""
-    best_weights, log = train(model, data, recipe, runtime, title)
-    dev = data["dev"]
-    last_scores, predicted = evaluate(model, dev, runtime)
-    scores = last_scores
-    selection = 0.0
-    if best_weights is not None:
-        model.load_state_dict(best_weights)
-        scores, predicted = evaluate(model, dev, runtime)
-        selection = max(row[dev.task.metrics[0]] for row in log)
-    return Outcome(scores, last_scores, np.asarray(predicted).tolist(), selection, log)
 
 
 class Recipe(NamedTuple):
@@ -215,12 +340,26 @@ def choose_control_recipe(recipe, data):
     return recipe._replace(lr=BAG_LR, epochs=epochs, eval_every=BAG_STEPS // 10)
 
 
+def train_and_score(model, data, recipe, runtime, title):
+    """Train a model as train does, and score it on data["dev"]; return its Outcome."""
+    best_weights, log = train(model, data, recipe, runtime, title)
+    dev = data["dev"]
+    last_scores, predicted = evaluate(model, dev, runtime)
+    scores = last_scores
+    selection = 0.0
+    if best_weights is not None:
+        model.load_state_dict(best_weights)
+        scores, predicted = evaluate(model, dev, runtime)
+        selection = max(row[dev.task.metrics[0]] for row in log)
+    return Outcome(scores, last_scores, np.asarray(predicted).tolist(), selection, log)
+
+
 def train(model, data, recipe, runtime, title):
     """Train a model on data["train"], and evaluate it on data["select"] now and then.
 
     Args:
         model: nn.Module, maps token IDs (B, L) and an attention mask to logits.
-        data: dict, split -> what encode_splits returns; may have no select.
+        data: dict, see the top of this file.
         recipe: Recipe.
         runtime: Runtime, the device and the dtype.
         title: str, what each line of progress begins with.
@@ -298,6 +437,10 @@ def print_progress(title, row, num_steps):
     print(f"{title}, step {row['step']:,} of {num_steps:,}: {', '.join(scores)}", flush=True)
 
 
+# --------------------------------------------------------------------------------------------------
+# Scores
+
+
 @torch.no_grad()
 def evaluate(model, part, runtime):
     """Return the scores of a model on one split of data, dict, and its predictions."""
@@ -324,164 +467,17 @@ def compute_logits(model, part, indices, runtime):
 
 
 # --------------------------------------------------------------------------------------------------
-# What a job starts from: weights, a task, its rows as token IDs
-
-
-@dataclasses.dataclass
-class Start:
-    """A checkpoint, or with --preset the sizes of a model with fresh weights."""
-
-    config: Config
-    weights: dict  # {}: all are fresh
-    task: dict  # that the head was trained for; {}: there is none
-    tokenizer: dict | None = None  # its state; None: it is built from the training rows
-    words: list | None = None  # that infer.py --near searches; None: those of the training rows
-    digest: str | None = None  # of the checkpoint's file
-
-    @property
-    def pool(self):
-        """How the head of a fine-tuned model reads the positions, or None."""
-        return self.config.pool if self.task else None
-
-    def without_head(self):
-        """Return a new Start of the encoder alone."""
-        weights = {name: weight for name, weight in self.weights.items()
-                   if not name.startswith("head.")}
-        return dataclasses.replace(self, weights=weights, task={})
-
-
-class Assignment(NamedTuple):
-    """A task of this run: what its jobs, one for each seed, have in common."""
-
-    task: Task
-    rows: dict  # split -> list of (texts, label)
-    start: Start  # without a head, unless that was trained for this very task
-
-
-def load_start(args):
-    """Return the Start of --ckpt or --preset."""
-    if args.preset:
-        return Start(Config.choose(PRESETS[args.preset]), weights={}, task={})
-    checkpoint = load_checkpoint(args.ckpt)
-    with blame(args.ckpt):
-        config = load_model(checkpoint).config  # raises where the weights do not fit it
-    content = Path(find_checkpoint(args.ckpt)).read_bytes()
-    start = Start(
-        config=config,
-        weights=checkpoint["model"],
-        task=checkpoint.get("task", {}),
-        tokenizer=checkpoint["tokenizer"],
-        words=checkpoint["words"],
-        digest=hashlib.sha256(content).hexdigest())
-    if not start.config.order:
-        raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
-    if args.from_scratch:
-        start = dataclasses.replace(start, weights={}, task={})
-    return start
-
-
-def read_assignment(name, args, start):
-    """Read the rows of a task; return its Assignment."""
-    task, rows = read_task(name, args)
-    if task.identity().items() <= start.task.items():  # same name, columns and labels
-        task.scale = start.task.get("scale")  # its head predicts numbers in these units
-    elif args.epochs == 0:
-        raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
-                         f"very task, {name}, with its columns and labels.")
-    else:
-        start = start.without_head()
-    return Assignment(task, rows, start)
-
-
-def encode_assignment(assignment):
-    """Return the rows of an assignment as token IDs, dict; print how many there are."""
-    task, rows, start = assignment
-    with blame("--ckpt, --preset"):
-        tokenizer = build_tokenizer(start, rows["train"])
-        data = encode_splits(task, rows, tokenizer, start.config.length)
-    ids = np.concatenate(data["train"].examples)
-    counts = np.bincount(ids, minlength=FIRST_WORD_ID + len(tokenizer.words))
-    report_unknown(tokenizer, tokenizer.words, counts)
-    sizes = ", ".join(f"{split} {len(part):,}" for split, part in data.items())
-    print(f"{task.name}: rows {sizes}; of train {data['train'].notes}", flush=True)
-    return data
-
-
-def build_tokenizer(start, train_rows):
-    """Return the tokenizer of a checkpoint, or one whose hash knows the words of the rows."""
-    if start.tokenizer is not None:
-        with blame("--ckpt"):
-            return HashTokenizer.load(start.tokenizer, start.config)
-    word_counts = collections.Counter()
-    for texts, _ in train_rows:
-        for text in texts:
-            word_counts.update(list_words(text))
-    tokenizer = make_tokenizer(start.config, hash=NgramLSH.fit(word_counts))
-    tokenizer.add_words([word for word, _ in word_counts.most_common()])
-    return tokenizer
-
-
-def encode_splits(task, rows, tokenizer, length):
-    """Return the rows of each split as token IDs: dict, split -> an instance of task.examples.
-
-    Args:
-        task: Task.
-        rows: dict, split -> list of (texts, label).
-        tokenizer: HashTokenizer, or CharacterTokenizer of baselines/canine.py. It learns the words.
-        length: int, the most positions of an example.
-    """
-    data = {}
-    for split, part in rows.items():
-        data[split] = task.examples(task, part, tokenizer, length)
-    return data
-
-
-# --------------------------------------------------------------------------------------------------
-# The jobs of --out
-
-
-def list_tasks(args):
-    """Return the names of the tasks of --task."""
-    return GLUE if args.task == "glue" else [args.task]
-
-
-def list_seeds(args):
-    """Return the seeds of each task."""
-    return range(args.seed, args.seed + args.seeds)
-
-
-def list_jobs(args, assignments):
-    """Return the jobs that are left, list of (name of a task, seed), the longest first.
-
-    Rank r takes the jobs r, r + world, ... so that each has about as much to do.
-    """
-    jobs = []
-    for name in sorted(assignments, key=lambda name: -len(assignments[name].rows["train"])):
-        for seed in list_seeds(args):
-            if not os.path.exists(f"{job_path(args.out, name, seed)}.json"):
-                jobs.append((name, seed))
-    return jobs
-
-
-def print_next_command(args, task):
-    """Print where the results are, and how infer.py uses the model of a task."""
-    command = ["python", "infer.py", "--ckpt", model_path(args, task.name)]
-    command += [f"some {column}" for column in task.text_columns]
-    print(f"Saved {args.out}/results.json. Next: {quote_command(command)}")
-
-
-# --------------------------------------------------------------------------------------------------
-# Flags
+# The command line
 
 
 def build_parser():
     """Return the parser of all flags."""
     usage = "python finetune.py (--ckpt DIR | --preset NAME) (--task NAME | --train CSV) [flags]"
     p = make_parser("finetune.py", __doc__, usage=usage)
-    start = p.add_mutually_exclusive_group(required=True)
-    start.add_argument("--ckpt", help="folder of a run of pretrain.py, or its ckpt.pt")
-    start.add_argument("--preset", choices=("proformer", "proformer-tiny"),
-                       help="a model with fresh weights, instead of --ckpt")
+    source = p.add_mutually_exclusive_group(required=True)
+    source.add_argument("--ckpt", help="folder of a run of pretrain.py, or its ckpt.pt")
+    source.add_argument("--preset", choices=("proformer", "proformer-tiny"),
+                        help="a model with fresh weights, instead of --ckpt")
     p.add_argument("--from_scratch", action="store_true", help="fresh weights, hash of --ckpt")
     add_run_flags(p.add_argument, (*TASKS, "glue"))
     p.set_defaults(device="auto", dtype="auto",
@@ -489,88 +485,7 @@ def build_parser():
     return p
 
 
-def add_run_flags(add, tasks):
-    """Add the flags of a task and its training by `add`, the add_argument of a parser."""
-    positive = at_least(1)
-    add("--task", choices=tasks, default="own",
-        help="own: your files; pydoc: a docstring's module; glue: eight (default: own)")
-    add("--data_dir", help="folder of original files, as SST-2/train.tsv (default: the hub)")
-    add("--train", help="table of training rows: a file, or a hub ID owner/name:CONFIG:SPLIT")
-    add("--dev", help="table of rows to score (default: a tenth of --train, not trained on)")
-    add_reader_flags(add)
-    add("--text", help="column of the text in your files, or A,B for two texts (default: text)")
-    add("--label", help="column of the label in your files (default: label)")
-    add("--regression", action="store_true", help="the labels in your files are numbers")
-    add("--balanced", action="store_true", help="weigh classes alike in the loss; score macro F1")
-    add("--limit", type=positive, help="training rows, drawn at random (default: all)")
-    # the training
-    add("--epochs", type=at_least(0), default=5, help="0: only score (default: 5)")
-    add("--batch", type=positive, default=32, help="examples per step (default: 32)")
-    add("--lr", type=at_least(0, float), help="peak rate (default: 3e-5; 1e-3 below width 512)")
-    add("--pool", choices=("cls", "mean"),
-        help="the head reads the first position, or the mean (default: mean below a width of 512)")
-    add("--select", type=at_least(0, float, 0.5), default=0.1,
-        help="share of the training rows that chooses the weights; 0: the last (default: 0.1)")
-    add("--seeds", type=positive, default=3, help="seeds per task (default: 3)")
-    add("--seed", type=at_least(0), default=0, help="the first of the seeds (default: 0)")
-    add("--eval_every", type=positive, help="steps between evaluations (default: half an epoch)")
-    # device and files
-    add_device_flags(add)
-    add("--cache", default="cache", help="folder of prepared texts (default: cache)")
-    add("--out", help="folder of the results (default: out/CKPT-TASK)")
-
-
-def check_flags(args):
-    """Raise InputError where a flag is missing, or would be ignored and the result be wrong."""
-    if args.preset and args.from_scratch:
-        raise InputError("--from_scratch requires --ckpt.")
-    tasks = [choose_task(name, args) for name in list_tasks(args)]
-    for task in tasks:
-        for flag in ("train", "dev", "data_dir", "text", "label", "regression"):
-            is_set = getattr(args, flag) not in (None, False)
-            if is_set and flag not in task.flags:
-                raise InputError(f"--{flag}: expected a task that reads it, got --task "
-                                 f"{args.task}.")
-        if "train" in task.flags and "data_dir" not in task.flags and not args.train:
-            raise InputError("--task: expected a task, or your own files as --train and --dev.")
-    if len(tasks) > 1 and (args.train or args.dev):
-        raise InputError(f"--train, --dev: expected one task, got --task {args.task}.")
-    if args.data_dir and args.train:
-        raise InputError("--data_dir requires that the training rows are there, got --train.")
-    if reader_options(args) and not (args.data_dir or args.train or args.dev):
-        raise InputError("--encoding, --sep and --header require --train, --dev or --data_dir.")
-
-
-def fill_flags(args, width, pool=None):
-    """Set the flags that were left out: as the checkpoint has it, else by the model's width.
-
-    pool: str, that of a checkpoint whose head was trained, else None.
-    """
-    is_small = width < 512
-    if args.lr is None:
-        args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]
-    if args.pool is None:
-        args.pool = pool
-    if args.pool is None:
-        args.pool = "mean" if is_small else "cls"  # Shuffle+Random never trains [CLS]
-    if args.epochs == 0:  # nothing is random, and nothing is chosen
-        if pool not in (None, args.pool):
-            raise InputError(f"--pool: expected {pool}, that of --ckpt, with --epochs 0.")
-        args.seeds = 1
-        args.select = 0.0
-    if args.out is None:
-        name = args.preset
-        if args.ckpt:
-            path = Path(args.ckpt).absolute()
-            if path.name in ("ckpt.pt", "best.pt"):  # every run has them
-                path = path.parent
-            name = path.name.removesuffix(".pt")
-        if args.from_scratch:
-            name += "-scratch"
-        args.out = f"out/{name}-{args.task}"
-
-
-def start(args):
+def finetune_on_ranks(args):
     """Fine-tune, on each rank that torchrun starts."""
     with Ranks() as ranks:
         return finetune(args, ranks)
@@ -578,7 +493,7 @@ def start(args):
 
 def main(argv=None):
     """Fine-tune as the command line, or the list argv, says; return the content of results.json."""
-    return run_script("finetune.py", start, build_parser().parse_args(argv))
+    return run_script("finetune.py", finetune_on_ranks, build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

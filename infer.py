@@ -466,7 +466,8 @@ class ItemSearch(MaskReadout):
     def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
         items = self.predictor.candidates.items
         item_map = self.predictor.candidates.item_map
-        logp = hash_logp(logits, item_map)  # (M, m, R): m hashes of an item
+        # (M, m, R): m hashes of an item
+        logp = hash_logp(logits, item_map, one_softmax=self.predictor.tokenizer.is_fixed)
         shown = self.list_shown(example).to(logits.device).expand(len(logp), -1)  # (M, E)
         # without a limit of rounds the search goes on until the k best are certified
         best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)

@@ -34,11 +34,11 @@ import torch.nn.functional as F
 
 from data.classification import SequenceClassification
 from data.tasks import TASKS, read_task
-from finetune import add_run_flags, check_flags, choose_recipe, encode_splits, fill_flags
-from finetune import list_seeds, train_and_score
+from finetune import choose_recipe, encode_splits, list_seeds, train_and_score
 from model import Config, TransformerLayer
 from support.common import InputError, fingerprint, make_parser, reading, resolve_device, run_script
 from support.common import write_json
+from support.finetune_flags import add_run_flags, check_flags, fill_flags
 from support.results import FORMAT, Result, check_out, summarize, write_results
 from tokenizer import FIRST_WORD_ID, SEP
 

@@ -149,6 +149,11 @@ TASKS = {
 GLUE = [name for name, task in TASKS.items() if task.is_glue]
 
 
+def list_tasks(name):
+    """Return the names of the tasks of --task."""
+    return GLUE if name == "glue" else [name]
+
+
 def choose_task(name, args):
     """Return a new Task: a copy from TASKS, with the columns of --text if its reader takes them."""
     task = dataclasses.replace(TASKS[name], name=name)

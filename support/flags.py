@@ -6,7 +6,7 @@ A setting is a flag, a field of model.Config, or both. Where several of these se
 counts: its flag, the checkpoint of --init_from, other settings that it follows from, the preset,
 its default. choose_settings has this order. Nothing changes a setting after parse_flags.
 
-Out of scope: the flags of finetune.py and infer.py, which these files define.
+Out of scope: the flags of finetune.py (support/finetune_flags.py) and infer.py, which defines them.
 """
 
 import argparse

@@ -350,8 +350,19 @@ def test_hash_logp_takes_the_block_of_each_map():
 
 def test_hash_logp_of_bfloat16_has_the_digits_of_float32():
     logits = torch.randn(4, 2, 3).bfloat16()
-    logp = hash_logp(logits, BloomMap(6, 2))
+    logp = hash_logp(logits, BloomMap(6, 2), one_softmax=False)
     assert torch.equal(logp, logits.float().log_softmax(-1))
+
+
+@pytest.mark.parametrize("width, one_softmax", [
+    (4, True),  # a softmax for each map
+    (10, False),  # one softmax: two blocks of 4 buckets and a special token
+])
+def test_logits_that_are_read_in_the_wrong_form_are_refused(width, one_softmax):
+    bloom_map = BloomMap(12, 3)  # 4 buckets of a map
+    logp = hash_logp(torch.randn(2, 2, width), bloom_map, one_softmax)
+    with pytest.raises(ValueError, match=r"^logp: expected \(P, 2, 4\)"):
+        beam_search(logp, bloom_map)
 
 
 @pytest.mark.parametrize("search", [exhaustive, beam_search])

@@ -56,14 +56,14 @@ def load_tokenizer(tmp_path):
     data.codes.load_tokenizer(checkpoint["tokenizer"], config, SimpleNamespace(subwords=None))
 
 
-def load_start(tmp_path):
-    finetune.load_start(argparse.Namespace(preset=None, ckpt=CHECKPOINT, from_scratch=False))
+def load_pretrained(tmp_path):
+    finetune.load_pretrained(argparse.Namespace(preset=None, ckpt=CHECKPOINT, from_scratch=False))
 
 
 def build_tokenizer(tmp_path):
     checkpoint = load_checkpoint(CHECKPOINT)
     config = Config(**checkpoint["config"])
-    finetune.build_tokenizer(finetune.Start(config, {}, {}, checkpoint["tokenizer"]), [])
+    finetune.build_tokenizer(finetune.Pretrained(config, {}, {}, checkpoint["tokenizer"]), [])
 
 
 def predict(tmp_path):
@@ -77,7 +77,7 @@ def predict(tmp_path):
     (load_released, canine, "released_names"),
     (inherit, Config, "__post_init__"),
     (load_tokenizer, tokenizer, "load_splitter"),
-    (load_start, Model, "__init__"),
+    (load_pretrained, Model, "__init__"),
     (build_tokenizer, tokenizer, "load_splitter"),
     (predict, Model, "__init__"),
     (predict, data.coders, "load_hash"),

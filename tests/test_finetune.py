@@ -174,7 +174,7 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
         task = Task(["text"], ["down", "up"], ["accuracy"], name=name)
         return task, dict(train=rows, dev=rows)
 
-    def run_job(args, runtime, start, data, seed):
+    def run_job(args, runtime, pretrained, data, seed):
         name = data["train"].task.name
         (tmp_path / f"{name}-seed-{seed}.pt").write_text(str(seed))
         scores = dict(accuracy=len(name) + seed)

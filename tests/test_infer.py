@@ -219,7 +219,7 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     row = p.read("the [MASK] cat")
     ids = torch.from_numpy(row.ids).long().unsqueeze(0)  # (1, L)
     [logits] = p.readout.forward(ids, None)
-    [logp] = hash_logp(logits, p.candidates.item_map)  # (k, R)
+    [logp] = hash_logp(logits, p.candidates.item_map, one_softmax=False)  # (k, R)
     scores = []
     for buckets in sketch_index(p.words, 5, 31, key="s"):
         score = logp[range(5), buckets].sum()
