@@ -59,6 +59,14 @@ class Batch(NamedTuple):
         """Return this batch, from the host, on a device. The host does not wait."""
         return Batch(*[send(part, device) for part in self])
 
+    def to_arrays(self):
+        """Return this batch, from the host, with NumPy arrays in place of tensors."""
+        return Batch(*[None if part is None else part.numpy() for part in self])
+
+    def to_tensors(self):
+        """Return this batch with tensors in place of NumPy arrays."""
+        return Batch(*[None if part is None else torch.as_tensor(part) for part in self])
+
     def scored_labels(self):
         """Return the labels of the scored positions, int64 (M,)."""
         return self.labels.flatten()[self.positions]

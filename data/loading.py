@@ -106,8 +106,9 @@ def corrupt_held_out(batches, objective, micro, ranks):
 def open_loader(batches, objective, steps, rows, micro, num_workers, device):
     """Return a context with a DataLoader: it yields a list of objectives.Batch for each step.
 
-    These are the micro-batches of the step. Workers that make them end with the block, even if
-    they are stuck.
+    These are the micro-batches of the step, as NumPy arrays: a worker sends them through a pipe.
+    Tensors would need shared memory, of which a container may have too little. Workers end with
+    the block, even if they are stuck.
 
     Args:
         batches: Batches.
@@ -122,12 +123,12 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
     def corrupt_step(step):
         """Return the micro-batches of a step, the same whichever worker makes them."""
         parts = batches.divide_rows(step, rows, micro)
-        return [objective.corrupt_batch(batches.get_batch(step, part)) for part in parts]
+        micro_batches = [objective.corrupt_batch(batches.get_batch(step, part)) for part in parts]
+        return [batch.to_arrays() for batch in micro_batches]
 
-    is_gpu = device.type == "cuda"
     if num_workers is None:
         num_workers = 0
-        if is_gpu and HAS_FORK:
+        if device.type == "cuda" and HAS_FORK:
             num_workers = min(GPU_WORKERS, num_cores())
     if num_workers > 0 and not HAS_FORK:
         raise InputError(f"--workers: requires a system that forks processes, such as Linux, got "
@@ -135,8 +136,7 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
     # the data set is the step numbers; collate_fn turns a number into its batches
     loader = DataLoader(
         steps, batch_size=None, collate_fn=corrupt_step,
-        num_workers=num_workers, pin_memory=is_gpu,
-        timeout=LOADER_PATIENCE if num_workers > 0 else 0,
+        num_workers=num_workers, timeout=LOADER_PATIENCE if num_workers > 0 else 0,
         # a worker lives until this process ends it: it inherits the handlers of catch_signals, but
         # torch sets another for SIGTERM
         worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
@@ -161,7 +161,8 @@ def until_signal(loader, ranks, signals):
         ranks: support.common.Ranks. Sums over the ranks are on the host: no step waits for a GPU.
         signals: list of int, which catch_signals fills.
     """
-    for micro_batches in loader:
+    for arrays in loader:
+        micro_batches = [batch.to_tensors() for batch in arrays]
         num_scored = ranks.total(sum(len(batch.positions) for batch in micro_batches))
         if ranks.total(len(signals)) > 0:
             return

@@ -61,6 +61,19 @@ def test_worker_that_is_stuck_or_dead_ends_the_run_in_one_line(
     assert multiprocessing.active_children() == []
 
 
+def test_workers_need_no_shared_memory(build_loader, monkeypatch):
+    """A container may have 1 MB of it. PyTorch's workers then hang instead of ending."""
+    def refuse(*_):
+        raise RuntimeError("unable to allocate shared memory")
+
+    monkeypatch.setattr(loading, "LOADER_PATIENCE", 5)
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", refuse)
+    with build_loader("cpu", 1) as loader:
+        steps = list(loading.until_signal(loader, Ranks(), []))
+    assert len(steps) == 2
+    assert isinstance(steps[0].micro_batches[0].inputs, torch.Tensor)
+
+
 def test_error_of_our_own_in_a_worker_keeps_its_text(build_loader, monkeypatch):
     monkeypatch.setattr(TextBatches, "get_batch", lambda *_: math.sqrt(-1))
     with pytest.raises(ValueError, match="math domain error"):
