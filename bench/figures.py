@@ -231,46 +231,48 @@ def draw_attention():
 
 
 def draw_effects():
-    """Draw differences with their intervals, in units of the paper's and of δ."""
+    """Draw the differences of README's claims, in units of the paper's difference, or of δ."""
     panels = {  # field of a claim, by which its difference is divided -> title, label of the axis
-        "effect": ("Units of the paper's difference", "0: none, 1: the paper's"),
-        "delta": ("Units of δ", "shaded: less than matters. Right: the claimed side"),
+        "effect": ("In units of the paper's difference",
+                   "0: none, 1: the paper's, left of 0: the control leads"),
+        "delta": ("In units of δ, the smallest difference that matters",
+                  "0: none, shaded: less than matters, left of 0: the control leads"),
     }
     rows = {field: [] for field in panels}
     for paper, listed in read_json(ROOT / "docs/claims.json").items():
         for claim in listed:
-            here, control = claims.read_sides(claim)
-            _, verdict = claims.judge(claim, here, control)
-            if "seed" in verdict or claim.get("rule") == "within":
-                continue  # one or two runs have no interval
             for field in panels:
-                if field in claim:
-                    difference = claims.compare(claim, here, control)
-                    name = f"{paper}: {claim['claim']}".removeprefix("New results: ")
-                    rows[field].append((name, claim, verdict, difference))
-    height = 1.2 + 0.42 * max(map(len, rows.values()))
+                if "front" in claim and field in claim:
+                    rows[field].append((paper, claim))
+    height = 1.5 + 0.55 * max(map(len, rows.values()))
     with new_figure("effects", (14, height), columns=2) as axes:
         for axis, (field, (title, label)) in zip(axes, panels.items()):
-            for y, (_, claim, verdict, difference) in enumerate(rows[field]):
+            names = []
+            for y, (paper, claim) in enumerate(rows[field]):
+                here, control = claims.read_sides(claim)
+                difference = claims.compare(claim, here, control)
+                _, verdict = claims.judge(claim, here, control)
                 unit = claim[field]
                 if field == "delta" and claim.get("rule") == "lower":
-                    unit = -unit
+                    unit = -unit  # the claimed side is on the right
                 color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.3")
                 axis.errorbar(difference.mean / unit, y, xerr=abs(difference.limit / unit),
-                              fmt="o", color=color, capsize=3)
+                              fmt="o", color=color, capsize=4)
+                axis.annotate(verdict, (difference.mean / unit, y), (0, 6), ha="center",
+                              textcoords="offset points", fontsize=8, color=color)
+                names.append(textwrap.fill(f"{paper}: {claim['front']}", 44))
             axis.axvline(0, color="0.5", linewidth=0.8)
             if field == "delta":
                 axis.axvspan(-1, 1, color="0.9", zorder=0)
             else:
                 axis.axvline(1, color="0.5", linewidth=0.8, linestyle="--")
-                axis.set_xlim(-6, 4)  # wider intervals say only that they are wide
-            names = [textwrap.fill(name, 60) for name, _, _, _ in rows[field]]
-            axis.set_yticks(range(len(names)), names, fontsize=7)
-            axis.invert_yaxis()
+            axis.set_yticks(range(len(names)), names, fontsize=8)
+            axis.set_ylim(len(names) - 0.5, -0.7)
+            axis.margins(x=0.15)
             axis.set_xlabel(label)
-            axis.set_title(title, fontsize=9)
-        axes[0].figure.suptitle("Differences with their 95 % intervals. Blue: the claim holds. "
-                                "Orange: it does not. Gray: neither", fontsize=9)
+            axis.set_title(title, fontsize=10)
+        axes[0].figure.suptitle("The claim's lead over its control, with its 95 % interval",
+                                fontsize=10)
 
 
 # Tables

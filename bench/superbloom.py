@@ -6,7 +6,7 @@ same size and beside neighbors by co-occurrence, which need no training.
 
     python -m bench.superbloom sizes             or bloom
     python -m bench.superbloom entities --data pages.jsonl        or depth
-    python -m bench.superbloom beams --runs out/bloom-items
+    python -m bench.superbloom beams --runs out/bloom-items       or prior
 
 Notation:
     N items   m hashes of an item   R buckets   d width   P held-out sets
@@ -14,14 +14,17 @@ Notation:
 
 import itertools
 import math
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from bench import harness
 from bench.harness import COMPARE, RUNS, compare, count_sizes, load_corpus, train_variant
-from bloom import BloomMap, beam_search, exhaustive, hash_logp
+from bloom import BloomMap, beam_search, exhaustive, hash_logp, popularity_prior
+from data.corpus import Corpus
 from data.items import ItemSetBatches, split_pages
 from data.neighbors import NEIGHBORS, rank_hidden_items
 from model import PRESETS
@@ -169,9 +172,12 @@ def search_by_blocks(logp, columns, k=20, block=64):
 # Recall
 
 
-def read_sets(corpus, length):
-    """Return ItemSetBatches; IDs of the held-out sets, int64 (P, L); the masked columns, (P,)."""
-    word_counts = corpus.counts[FIRST_WORD_ID:]
+def read_sets(corpus, length, num_items=None):
+    """Return ItemSetBatches; IDs of the held-out sets, int64 (P, L); the masked columns, (P,).
+
+    num_items: int, the most frequent items, which the model knows; None: all.
+    """
+    word_counts = corpus.counts[FIRST_WORD_ID:][:num_items]
     with blame():
         sets = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), word_counts,
                               length, batch_size=1, seed=0)
@@ -259,42 +265,103 @@ BEAMS = """
 """
 
 
-@torch.no_grad()
 def bench_beams(args):
     """Measure recall by beam width [SB Table 6] and by frequency of the item [SB Figure 3]."""
     for folder in args.runs:
-        model, tokenizer, checkpoint = harness.load_run(folder)
-        bloom_map = tokenizer.coder.bloom_map
-        if bloom_map is None or checkpoint["run"]["vocab"]:
-            raise InputError(f"--runs: expected runs of --emb bloom without --vocab, got {folder}.")
-        corpus = harness.load_corpus_of(checkpoint["run"], args)
-        _, ids, masked = read_sets(corpus, model.config.length)
-        correct = ids.gather(1, masked[:, None])  # (P, 1)
-        # one item of each set is hidden, the same one as in training's evaluation
-        inputs = ids.scatter(1, masked[:, None], MASK)
-        # log-probabilities of the hashes at the masked item of each set, (P, m, R)
-        harness.set_codes(model, tokenizer)
-        positions = (inputs == MASK).flatten().nonzero().flatten()
-        logp = hash_logp(model(inputs, inputs != 0, positions), bloom_map)
-
-        name = Path(folder).name
-        visible = (inputs - FIRST_WORD_ID).clamp(min=-1)
+        hidden = hide_items(folder, args)
         # one round of a fixed width, then widened until it provably has the best
         searches = {f"B {beam}": (beam, 1) for beam in (1, 10, 20, 100)}
         searches["until certified"] = (20, None)
         for search, (beam, rounds) in searches.items():
-            best, _, certified, scored = beam_search(logp, bloom_map, 20, beam, rounds,
-                                                     exclude=visible)
-            # beam_search numbers items without the special tokens
-            is_hit = best + FIRST_WORD_ID == correct  # (P, 20)
-            row = dict(name=f"{name}, {search}",
-                       certified=100 * certified.double().mean().item(),
-                       scored=scored.double().mean().item())
-            for k in RECALL:
-                row[f"rec@{k}"] = is_hit[:, :k].any(1).double().mean().item()
-            yield row
-        yield from recall_by_frequency(name, corpus, correct[:, 0].numpy(), is_hit[:, 0].numpy())
+            row, is_hit = measure_search(hidden, beam, rounds)
+            yield dict(name=f"{hidden.name}, {search}") | row
+        is_first = is_hit[:, 0].numpy()
+        yield from recall_by_frequency(hidden.name, hidden.corpus, hidden.correct.numpy(), is_first)
     yield from score_neighbors(args)
+
+
+PRIOR = """
+    prior times  | name      | s
+    rec@1        | rec@1     | .3f
+    rec@10       | rec@10    | .3f
+    rec@20       | rec@20    | .3f
+    items scored | scored    | ,.0f
+    ms a set     | ms        | .2f
+    all items, ms a set | exhaustive_ms | .2f
+    held-out sets | n        | ,
+"""
+
+
+def bench_prior(args):
+    """Measure what the prior of the items adds to a search until it is certified.
+
+    The prior is of the training sets alone, times a weight. Weight 0 is the paper's score.
+    """
+    for folder in args.runs:
+        hidden = hide_items(folder, args)
+        prior = popularity_prior(hidden.training_counts, hidden.bloom_map)
+        for weight in (0.0, 0.5, 1.0):
+            weighted = weight * prior
+            row, is_hit = measure_search(hidden, 20, None, weighted)
+            start = time.perf_counter()
+            best, _ = exhaustive(hidden.logp, hidden.bloom_map, 20, exclude=hidden.visible,
+                                 prior=weighted)
+            seconds = time.perf_counter() - start
+            # the certificate is a proof: both find the same items, but for items of equal score
+            agree = (best[:, 0] + FIRST_WORD_ID == hidden.correct).double().mean().item()
+            assert abs(agree - row["rec@1"]) < 0.01, (agree, row["rec@1"])
+            n = len(hidden.correct)
+            # 100 for each set whose hidden item comes first: rows, for bench/claims.py
+            rows = " ".join("100" if hit else "0" for hit in is_hit[:, 0])
+            yield dict(name=f"{hidden.name}, {weight}", n=n, exhaustive_ms=1000 * seconds / n,
+                       first_rows=rows) | row
+
+
+class Hidden(NamedTuple):
+    """Held-out sets of which one item each is hidden, the same one as in training's evaluation."""
+
+    name: str  # of the run
+    corpus: Corpus
+    bloom_map: BloomMap
+    correct: torch.Tensor  # int64 (P,), token ID of the hidden item
+    visible: torch.Tensor  # int64 (P, L), numbers of the other items; -1: none
+    logp: torch.Tensor  # float (P, m, R), log-probabilities of the hashes at the hidden item
+    training_counts: np.ndarray  # int (N,), how often the training sets have each item
+
+
+@torch.no_grad()
+def hide_items(folder, args):
+    """Return the Hidden of a run over item sets."""
+    model, tokenizer, checkpoint = harness.load_run(folder)
+    bloom_map = tokenizer.coder.bloom_map
+    if bloom_map is None:
+        raise InputError(f"--runs: expected runs of --emb bloom, got {folder}.")
+    corpus = harness.load_corpus_of(checkpoint["run"], args)
+    _, ids, masked = read_sets(corpus, model.config.length, bloom_map.n_items)
+    correct = ids.gather(1, masked[:, None])  # (P, 1)
+    inputs = ids.scatter(1, masked[:, None], MASK)
+    harness.set_codes(model, tokenizer)
+    positions = (inputs == MASK).flatten().nonzero().flatten()
+    logp = hash_logp(model(inputs, inputs != 0, positions), bloom_map)
+    size = FIRST_WORD_ID + bloom_map.n_items
+    counts = corpus.counts[:size] - np.bincount(ids.flatten(), minlength=size)
+    return Hidden(Path(folder).name, corpus, bloom_map, correct[:, 0],
+                  (inputs - FIRST_WORD_ID).clamp(min=-1), logp, counts[FIRST_WORD_ID:])
+
+
+def measure_search(hidden, beam, rounds, prior=None):
+    """Return recall, certified lists in percent, items scored, ms a set; and hits bool (P, 20)."""
+    start = time.perf_counter()
+    best, _, certified, scored = beam_search(
+        hidden.logp, hidden.bloom_map, 20, beam, rounds, exclude=hidden.visible, prior=prior)
+    seconds = time.perf_counter() - start
+    # beam_search numbers items without the special tokens
+    is_hit = best + FIRST_WORD_ID == hidden.correct.unsqueeze(1)  # (P, 20)
+    row = dict(certified=100 * certified.double().mean().item(),
+               scored=scored.double().mean().item(), ms=1000 * seconds / len(best))
+    for k in RECALL:
+        row[f"rec@{k}"] = is_hit[:, :k].any(1).double().mean().item()
+    return row, is_hit
 
 
 def recall_by_frequency(name, corpus, correct, is_first):
@@ -311,12 +378,14 @@ def recall_by_frequency(name, corpus, correct, is_first):
 
 
 PAGES = COMPARE | dict(data="python-names", alpha=25)
+SETS = RUNS | dict(data="python-names", cache="cache")
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "sizes": (bench_sizes, SIZES_COLUMNS, {}),
     "bloom": (bench_bloom, BLOOM, {}),
     "entities": (bench_entities, ENTITIES, PAGES),
     "depth": (bench_depth, ENTITIES, PAGES),
-    "beams": (bench_beams, BEAMS, RUNS | dict(data="python-names", cache="cache")),
+    "beams": (bench_beams, BEAMS, SETS),
+    "prior": (bench_prior, PRIOR, SETS),
 }
 
 
