@@ -304,12 +304,8 @@ def bench_prior(args):
             weighted = weight * prior
             row, is_hit = measure_search(hidden, 20, None, weighted)
             start = time.perf_counter()
-            best, _ = exhaustive(hidden.logp, hidden.bloom_map, 20, exclude=hidden.visible,
-                                 prior=weighted)
+            exhaustive(hidden.logp, hidden.bloom_map, 20, exclude=hidden.visible, prior=weighted)
             seconds = time.perf_counter() - start
-            # the certificate is a proof: both find the same items, but for items of equal score
-            agree = (best[:, 0] + FIRST_WORD_ID == hidden.correct).double().mean().item()
-            assert abs(agree - row["rec@1"]) < 0.01, (agree, row["rec@1"])
             n = len(hidden.correct)
             # 100 for each set whose hidden item comes first: rows, for bench/claims.py
             rows = " ".join("100" if hit else "0" for hit in is_hit[:, 0])

@@ -379,14 +379,27 @@ def test_bench_bloom_compares_times_per_position():
         assert row["ratio"] == pytest.approx(row["plain"] / row["beam"])
 
 
-def test_bench_beams_until_certified_equals_evaluation(sets_run, pages_path, args):
+def test_bench_search_until_certified_equals_evaluation(sets_run, pages_path, args):
     settings = args(runs=[str(sets_run)], data=str(pages_path))
     rows = {row["name"]: row for row in run_bench(superbloom, "beams", settings)}
     sure = rows[f"{sets_run.name}, until certified"]
     evaluation = harness.read_log(sets_run)[-1]
     assert sure["certified"] == 100
+    rows = {row["name"]: row for row in run_bench(superbloom, "prior", settings)}
+    plain = rows[f"{sets_run.name}, 0.0"]
     for k in (1, 10, 20):
         assert sure[f"rec@{k}"] == pytest.approx(evaluation[f"rec@{k}"], abs=1e-4)
+        assert plain[f"rec@{k}"] == sure[f"rec@{k}"]
+
+
+def test_prior_of_items_is_of_the_training_sets(sets_run, pages_path, args):
+    """A hidden item that it counted would be found more often."""
+    settings = args(runs=[str(sets_run)], data=str(pages_path))
+    hidden = superbloom.hide_items(str(sets_run), settings)
+    first = FIRST_WORD_ID
+    for item in hidden.correct.unique().tolist():
+        seen = (hidden.visible == item - first).sum() + (hidden.correct == item).sum()
+        assert hidden.training_counts[item - first] == hidden.corpus.counts[item] - seen
 
 
 # Sketch
