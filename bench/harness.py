@@ -38,6 +38,7 @@ from hashing import MD5
 from model import PRESETS, Config, Model, count_parameters, load_model
 from support.common import InputError, at_least, load_checkpoint, num_cores, read_json
 from support.common import run_script, write_json
+from support.results import read_result
 from tokenizer import HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -429,8 +430,8 @@ def finetune_run(job, start, tasks, flags, main=finetune.main):
 
     Returns:
         dict: for each task TASK, its score; TASK_loss, on the rows that are scored; TASK_bag, the
-        score of the bag of words, where there is one; TASK_em, for SQuAD; TASK_rows, of an
-        accuracy: str, 100 for each scored row that is right and 0 for the others, by which two
+        score of the bag of words, where there is one; TASK_em, for SQuAD; TASK_rows and
+        TASK_bag_rows, of an accuracy: the rows that are right, as list_right says, by which two
         models are compared row by row (bench/claims.py).
     """
     scores = {}
@@ -451,11 +452,18 @@ def read_scores(out, task):
     if "em" in result["all_metrics"]:
         scores[f"{task}_em"] = result["all_metrics"]["em"]
     for path in Path(out).glob(f"{task}-seed-*.json"):  # one: a run has one seed
-        predictions = read_json(path)
-        if predictions["metric"] == "accuracy":
-            is_right = np.array(predictions["predicted"]) == np.array(predictions["truth"])
-            scores[f"{task}_rows"] = " ".join("100" if right else "0" for right in is_right)
+        job = read_result(path)
+        if job.metric == "accuracy":
+            scores[f"{task}_rows"] = list_right(job.model, job.truth)
+            if job.control is not None:
+                scores[f"{task}_bag_rows"] = list_right(job.control, job.truth)
     return scores
+
+
+def list_right(outcome, truth):
+    """Return 100 for each row that an Outcome has right, 0 for the others, as a str."""
+    is_right = np.array(outcome.predicted) == np.array(truth)
+    return " ".join("100" if right else "0" for right in is_right)
 
 
 def run_main(main, argv):

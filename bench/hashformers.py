@@ -212,7 +212,7 @@ def with_controls(rows):
             has_control = True
             control = dict(name=f"bag of words, as {name}")
             for task in (*TASKS, "average"):
-                for suffix in ("", "_std", "_all"):
+                for suffix in ("", "_std", "_all", "_rows"):
                     control[f"{task}{suffix}"] = row.get(f"{task}_bag{suffix}")
             yield control
 

@@ -1,5 +1,6 @@
 """Tests of bench/: tables at tiny sizes, and the arithmetic that tables rest on."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -19,6 +20,7 @@ from data.splitters import BPE
 from hashing import MD5, sketch_index
 from model import Config
 from support.common import InputError, write_json
+from support.results import Outcome, Result
 from tests.helpers import ROOT, SMALL, assert_refused, make_words
 from tokenizer import FIRST_WORD_ID, make_tokenizer
 
@@ -142,11 +144,16 @@ def test_compare_lists_every_seed_with_mean_and_deviation(args, one_process):
 
 def test_scores_keep_which_rows_are_right(tmp_path):
     """Two runs of a variant keep a number for each row, whose mean is the score."""
-    result = dict(mean=75.0, all_metrics=dict(eval_loss=0.5), bag_of_words=None)
+    result = dict(mean=75.0, all_metrics=dict(eval_loss=0.5), bag_of_words=50.0)
     write_json(tmp_path / "results.json", dict(tasks=dict(sst2=result)))
-    predictions = dict(metric="accuracy", predicted=[1, 0, 1, 1], truth=[1, 0, 0, 1])
-    write_json(tmp_path / "sst2-seed-3.json", predictions)
+    # as finetune.py writes it
+    outcome = Outcome(scores={}, last_scores={}, predicted=[1, 0, 1, 1], selection=0.0, log=[])
+    control = dataclasses.replace(outcome, predicted=[0, 0, 0, 0])
+    job = Result(seed=3, metric="accuracy", labels=[], train_counts=[], rows={}, majority=50.0,
+                 truth=[1, 0, 0, 1], size={}, model=outcome, control=control)
+    write_json(tmp_path / "sst2-seed-3.json", dataclasses.asdict(job))
     run = harness.read_scores(tmp_path, "sst2")
+    assert run["sst2_bag_rows"] == "0 100 100 0"
     row = harness.summarize([run, run])
     assert row["sst2_rows"] == ["100 100 0 100"] * 2
     assert row["sst2"] == np.mean(claims.read_rows(row, "sst2"))
