@@ -16,6 +16,10 @@ python -m bench.superbloom sizes
 python pretrain.py --preset superbloom-small --coherent 1
 python -m bench.superbloom beams --runs out/bloom-items
 
+# the items' prior, 20,000 names, 15 minutes
+python pretrain.py --preset superbloom-small --coherent 1 --width 128 --vocab 20000 --out out/names-0
+python -m bench.superbloom prior --runs out/names-0
+
 # maps, a table of equal size, a sampled softmax, and neighbors
 python -m bench.superbloom entities --data simplewiki.jsonl.gz --alpha 4 --steps 6000
 python -m bench.superbloom entities --data simplewiki.jsonl.gz --alpha 25 --steps 3000 \
