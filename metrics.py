@@ -1,11 +1,12 @@
-"""What an evaluation reports: tables of labels, recall, F1, and the loss of a baseline.
+"""What an evaluation reports: accuracy and F1 of labels, recall of words, the loss of a baseline.
 
-An evaluation goes batch by batch, over several processes. So each measure has two parts: what is
-counted in a batch, and what follows from the sums of the counts.
+An evaluation goes batch by batch, over several processes. So a measure has two parts: what is
+counted in a batch, and what follows from the sums of the counts over all batches.
 
-    labels of positions    count_table              -> measure_table
-    words, by a rank       rank_..., count_hits     -> measure_recall
-    baseline               count_classes            -> unigram_loss
+    labels of positions    count_table                                     -> measure_table
+    words                  rank_scores, rank_words, or                     -> measure_recall
+                           rank_in_lists: a rank of each word; count_hits
+    baseline               count_classes                                   -> unigram_loss
 
 Sources:
     [SB] Anderson et al. 2020, Superbloom
@@ -80,7 +81,7 @@ def rank_scores(scores, words, exclude):
         exclude: int64 (M, E), other words that do not count, -1 for none.
     """
     correct = scores.gather(1, words.unsqueeze(1))  # (M, 1)
-    if exclude.shape[1] > 0:
+    if exclude.shape[1] > 0:  # a text excludes no word, and its scores need no copy
         scores = F.pad(scores, (1, 0))  # a first column, which stands for -1
         scores.scatter_(1, exclude + 1, -torch.inf)
         scores = scores[:, 1:]
@@ -113,6 +114,8 @@ def rank_words(logp, digests, words, exclude=None):
 def rank_in_lists(best, items):
     """Return the place of each correct item in its list, MAX_RECALL if it is not there, int64 (M,).
 
+    A list is that of a search, which does not score all items. [SB §2.5]
+
     Args:
         best: int64 (M, MAX_RECALL at most), the best items of each position, best first.
         items: int64 (M,), the correct items.
@@ -127,7 +130,12 @@ def count_hits(ranks):
 
 
 def measure_recall(hits, num_scored):
-    """Return recall@k, the share of the scored positions that are hits, such as rec@1."""
+    """Return recall@k, the share of the scored positions that are hits, a dict: rec@1, ...
+
+    Args:
+        hits: float (3,), sums of count_hits.
+        num_scored: float.
+    """
     metrics = {}
     for k, count in zip(RECALL, hits):
         metrics[f"rec@{k}"] = count / num_scored
@@ -140,7 +148,8 @@ def measure_recall(hits, num_scored):
 def count_classes(classes, num_classes, weights=None):
     """Return how often each class occurs in each column of classes (n, k), (k, C).
 
-    Row i counts weights[i] times, once by default.
+    Row i counts weights[i] times, once by default. The rows 0 1 and 2 1, for C = 3, give
+    [[1, 0, 1], [0, 2, 0]].
     """
     return torch.stack([torch.bincount(column, weights, num_classes) for column in classes.T])
 
