@@ -1,7 +1,7 @@
-"""Pre-training objectives: how each corrupts its input, its loss, and what its evaluation reports.
+"""Pre-training objectives: what each corrupts, what the model should predict, and the loss.
 
-The first part is training, one class an objective. Each class ends with the methods that evaluate
-it. What these call is in the second part: ranks of words, and the losses of baselines.
+An objective is one class. The base class shows which methods it has, and how they call each other.
+What an evaluation counts and reports is in metrics.py; an objective chooses from it.
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
@@ -9,20 +9,20 @@ Sources:
     [BERT] Devlin et al. 2019
     [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
-Out of scope: batches, the noise that decides what is corrupted (data/batches.py), heads (model.py),
+Out of scope: batches, the noise that decides what is corrupted (data/batches.py), heads (heads.py),
     pages of item sets (data/items.py).
 Deviations:
     1. Words are shuffled within their row. The authors share one permutation of positions over a
        batch, which moves few words of a short row.
     2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
     3. The loss of an item is the mean over its k tokens.
+    4. The other items of a set are excluded as predictions. The lists of [SB] include them.
 Notation:
     ids and labels are token IDs. The number of a word, or item, is its ID minus FIRST_WORD_ID
-    B batch   L positions   M masked positions   V token IDs   W words, or items of a set
+    B batch   L positions   M scored positions   V token IDs   W words, or items of a set
     k hashes of a word: of a sketch, or the maps of an item, which [SB] calls m
     S buckets of a hash, config.buckets; for a map the special tokens are among them
     C classes of a softmax: V, or S of a sketch, or k·S of a Bloom map   E excluded words
-Demo: python objectives.py
 """
 
 import math
@@ -34,13 +34,12 @@ import torch
 import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
+from metrics import MAX_RECALL, count_classes, count_hits, count_table, measure_recall
+from metrics import measure_table, rank_in_lists, rank_scores, rank_words, unigram_loss
 from support.common import send
 from tokenizer import FIRST_WORD_ID, MASK
 
 IGNORE_INDEX = -100  # the label of a position that is not scored: torch's own default
-RECALL = (1, 10, 20)  # the k of recall@k
-MAX_RECALL = max(RECALL)
-RANK_PART = 128  # masked words that rank_words scores at a time: bounds its memory
 
 
 class Batch(NamedTuple):
@@ -55,21 +54,13 @@ class Batch(NamedTuple):
     positions: torch.Tensor  # int64 (M,), the scored positions of the flattened batch
     key_mask: torch.Tensor | None  # bool (B, L), False = padding; None: without padding
 
-    def to(self, device):
-        """Return this batch, from the host, on a device. The host does not wait."""
-        return Batch(*[send(part, device) for part in self])
-
-    def to_arrays(self):
-        """Return this batch, from the host, with NumPy arrays in place of tensors."""
-        return Batch(*[None if part is None else part.numpy() for part in self])
-
-    def to_tensors(self):
-        """Return this batch with tensors in place of NumPy arrays."""
-        return Batch(*[None if part is None else torch.as_tensor(part) for part in self])
-
     def scored_labels(self):
         """Return the labels of the scored positions, int64 (M,)."""
         return self.labels.flatten()[self.positions]
+
+    def to(self, device):
+        """Return this batch, from the host, on a device. The host does not wait."""
+        return Batch(*[send(part, device) for part in self])
 
 
 def make_batch(inputs, labels, key_mask=None):
@@ -80,30 +71,18 @@ def make_batch(inputs, labels, key_mask=None):
 
 
 class Objective:
-    """Base class. Training passes a batch through
+    """Base class. A subclass has those methods that raise an error here.
 
-        corrupt         (ids (B, L), noise (3, B, L), random_words (B, L)) -> inputs, which the
-                        model reads, and labels, what it should predict, int64 (B, L) each. A label
-                        is IGNORE_INDEX where the position is not scored. noise is uniform in
-                        0 .. 1, three numbers a position, which a subclass names
-        score           (model, Batch) -> logits, and the loss summed over the scored positions
+    What pretrain.py calls, and what that calls:
 
-    An evaluation calls evaluate for each batch, which calls score and
-
-        count           (logits, Batch) -> dict of tensors, which add up over batches: such as how
-                        many predictions are right
-
-    and at the end, with the sums over all batches of what evaluate returns,
-
-        metrics         (sums) -> dict of float
-        expected_loss   (word_counts (W,), sums) -> (num_classes, loss): classes to choose from, and
-                        the loss of a model that knows only how frequent each is. An untrained model
-                        has a loss of about ln num_classes
-
-    A subclass with fields has from_run, which build_objective calls. A class also has
+        each batch                      corrupt_batch    corrupt
+        each batch of a training step   loss             predict, cross_entropy
+        each batch of an evaluation     evaluate         predict, cross_entropy, tally
+        the end of an evaluation        metrics, expected_loss: with the sums of what evaluate
+                                        returned for its batches
     """
 
-    head = None  # a key of model.HEADS
+    head = None  # a key of heads.HEADS
     options = ()  # the flags of pretrain.py that only some objectives read, and this one does
     kinds = None  # dict, label -> name, 0 a word as it was; None: labels are words or hashes
 
@@ -111,6 +90,8 @@ class Objective:
     def from_run(cls, config, args, data, device):
         """Return the objective of a run of pretrain.py. Arguments: as of build_objective."""
         return cls()
+
+    # Training
 
     def corrupt_batch(self, draw):
         """Corrupt a data.batches.Draw by its noise, or mask what it says; return a Batch."""
@@ -121,16 +102,64 @@ class Objective:
             labels = draw.ids.masked_fill(~draw.is_masked, IGNORE_INDEX)
         return make_batch(inputs, labels, draw.key_mask)
 
+    def corrupt(self, ids, noise, random_words):
+        """Return inputs, which the model reads, and labels, which it should predict.
+
+        Args:
+            ids: int64 (B, L).
+            noise: float (3, B, L), uniform in 0 .. 1: three numbers a position. A subclass says
+                what each decides.
+            random_words: int64 (B, L), token IDs, of which some replace words.
+
+        Returns:
+            inputs and labels: int64 (B, L). A label is IGNORE_INDEX where nothing is predicted.
+        """
+        raise NotImplementedError
+
     def loss(self, model, batch):
-        """Return the training loss summed over the scored positions."""
-        _, loss = self.score(model, batch)
-        return loss
+        """Return the training loss of a Batch, summed over the scored positions."""
+        return self.cross_entropy(self.predict(model, batch), batch)
+
+    def predict(self, model, batch):
+        """Return the logits of a model, float32. Their shape depends on the head."""
+        raise NotImplementedError
+
+    def cross_entropy(self, logits, batch):
+        """Return the loss of these logits, summed over the scored positions."""
+        raise NotImplementedError
+
+    # Evaluation
 
     def evaluate(self, model, batch):
-        """Return what adds up over batches, a dict of tensors: loss, scored positions, counts."""
-        logits, loss = self.score(model, batch)
+        """Return what adds up over batches, a dict of tensors: loss, scored, and the tally."""
+        logits = self.predict(model, batch)
+        loss = self.cross_entropy(logits, batch)
         num_scored = torch.tensor(len(batch.positions))
-        return dict(loss=loss, scored=num_scored, **self.count(logits, batch))
+        return dict(loss=loss, scored=num_scored, **self.tally(logits, batch))
+
+    def tally(self, logits, batch):
+        """Return the counts that metrics and expected_loss need, a dict of tensors."""
+        raise NotImplementedError
+
+    def metrics(self, sums):
+        """Return what an evaluation reports, such as accuracy, a dict of float.
+
+        sums: dict of float64 arrays, with the keys of evaluate.
+        """
+        raise NotImplementedError
+
+    def expected_loss(self, word_counts, sums):
+        """Return what a model has to beat.
+
+        Args:
+            word_counts: int (W,), how often each word occurs in the corpus.
+            sums: as in metrics.
+
+        Returns:
+            num_classes: int, classes to choose from. The loss of a guess is ln num_classes.
+            loss: float, that of a model which knows only how frequent each class is.
+        """
+        raise NotImplementedError
 
 
 @dataclass
@@ -177,26 +206,25 @@ class ShuffleRandom(Objective):
         labels[~is_word] = IGNORE_INDEX
         return inputs, labels
 
-    def score(self, model, batch):
-        logits = model(batch.inputs, batch.key_mask).flatten(0, 1).float()  # (B·L, 3)
-        loss = F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
-        return logits, loss
+    def predict(self, model, batch):
+        return model(batch.inputs, batch.key_mask).float()  # (B, L, 3)
+
+    def cross_entropy(self, logits, batch):
+        return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
 
     # Evaluation
 
-    def count(self, logits, batch):
-        """Return how often each label (row) got each prediction (column), int64 (3, 3)."""
-        n = logits.shape[1]  # 3, or the classes of another head
-        predictions = logits.argmax(1)[batch.positions]  # (M,)
-        cells = batch.scored_labels() * n + predictions
-        return dict(table=torch.bincount(cells, minlength=n * n).view(n, n))
+    def tally(self, logits, batch):
+        """Return a dict of table, int64 (3, 3): how often each label got each prediction."""
+        scored = logits.flatten(0, 1)[batch.positions]  # (M, 3)
+        return dict(table=count_table(scored, batch.scored_labels()))
 
     def metrics(self, sums):
         return measure_table(sums["table"], self.kinds)
 
     def expected_loss(self, word_counts, sums):
-        num_labeled = np.asarray(sums["table"], float).sum(1)  # after corruption
-        return len(num_labeled), unigram_loss(num_labeled, num_labeled)
+        label_counts = np.asarray(sums["table"], float).sum(1)
+        return len(label_counts), unigram_loss(label_counts, label_counts)
 
 
 @dataclass
@@ -232,71 +260,67 @@ class MaskedWords(Objective):
         labels = ids.masked_fill(~is_chosen, IGNORE_INDEX)
         return inputs, labels
 
-    def score(self, model, batch):
+    def predict(self, model, batch):
         """Score masked positions alone: logits (M, V), never (B, L, V)."""
-        logits = model(batch.inputs, batch.key_mask, batch.positions).float()
-        loss = F.cross_entropy(logits, batch.scored_labels(), reduction="sum")
-        return logits, loss
+        return model(batch.inputs, batch.key_mask, batch.positions).float()
+
+    def cross_entropy(self, logits, batch):
+        return F.cross_entropy(logits, batch.scored_labels(), reduction="sum")
 
     def find_classes(self, labels):
-        """Return the classes that the words have in a softmax: token IDs (M,) to (M, 1)."""
-        return labels.unsqueeze(1)  # the class of a word is its ID
+        """Return the class of each word in the softmax: token IDs (M,) to (M, 1)."""
+        return labels.unsqueeze(1)  # its ID. A subclass has k classes of each word
 
     # Evaluation
 
-    def count(self, logits, batch):
-        """Return how many words are among the model's best 1, 10 and 20, and each class's labels.
+    def tally(self, logits, batch):
+        """Return a dict.
 
-        rec@k is a count, and labeled (1, C): how often each class is a label.
+        hits            int64 (3,), how many words are among the model's best 1, 10 and 20
+        label_counts    int64 (1, V), how often each token ID is a label
         """
-        rank = self.rank(logits, batch)  # (M,)
-        counts = {f"rec@{k}": (rank < k).sum() for k in RECALL}
-        classes = self.find_classes(batch.scored_labels())
-        counts["labeled"] = count_classes(classes, logits.shape[-1])
-        return counts
-
-    def rank(self, logits, batch):
-        """Return how many words the model ranks before each masked word, int64 (M,)."""
+        labels = batch.scored_labels()
         scores = logits[:, FIRST_WORD_ID:]  # (M, W): special tokens are never predicted
-        scores = exclude_words(scores, self.find_excluded(batch))
-        return rank_scores(scores, batch.scored_labels() - FIRST_WORD_ID)
+        ranks = rank_scores(scores, labels - FIRST_WORD_ID, self.find_excluded(batch))
+        label_counts = count_classes(self.find_classes(labels), logits.shape[-1])
+        return dict(hits=count_hits(ranks), label_counts=label_counts)
 
     def find_excluded(self, batch):
-        """Return the words that are no predictions of each masked position, int64 (M, E), or None.
+        """Return the words that are no predictions of each scored position, int64 (M, E).
 
-        They are numbered from 0, and -1 is none. In a text every word may be right.
+        These are the other items of its set, by number, and -1 is none (deviation 4). A text has
+        no such words, and E is 0: a word may be there twice.
         """
         if self.config.order:
-            return None
-        return find_other_items(batch)
+            return batch.positions.new_empty(len(batch.positions), 0)
+        row = batch.positions // batch.inputs.shape[1]  # (M,)
+        ids = batch.inputs[row]  # (M, L), the set
+        is_special = ids < FIRST_WORD_ID
+        # subtle: 10 % of the items to predict stay in the input, and must not be excluded
+        is_answer = ids == batch.scored_labels().unsqueeze(1)
+        return torch.where(is_special | is_answer, -1, ids - FIRST_WORD_ID)
 
     def metrics(self, sums):
-        """Return each count as a share of the scored positions, such as rec@1."""
-        num_scored = max(float(sums["scored"]), 1)
-        metrics = {}
-        for name, value in sums.items():
-            if name not in ("loss", "scored", "labeled"):
-                metrics[name] = float(value) / num_scored
-        return metrics
+        return measure_recall(sums["hits"], sums["scored"])
 
     def expected_loss(self, word_counts, sums):
-        labeled = np.asarray(sums["labeled"])  # (k, C)
-        num_classes = labeled.shape[1]
+        label_counts = sums["label_counts"]  # (k, C)
+        num_classes = label_counts.shape[1]
         # how often each class occurs in the corpus
         ids = FIRST_WORD_ID + torch.arange(len(word_counts))
-        classes = self.find_classes(ids).cpu()
+        classes = self.find_classes(ids).cpu()  # (W, k)
         counts = count_classes(classes, num_classes, torch.from_numpy(word_counts)).numpy()
         # Words of a text are masked as often as they occur, up to a factor. At least one item of a
         # set is masked, so items of small sets are labels more often
         if self.config.order:
-            labeled = counts
-        losses = [unigram_loss(counts[j], labeled[j]) for j in range(len(counts))]
+            label_counts = counts
+        losses = [unigram_loss(c, label_c) for c, label_c in zip(counts, label_counts)]  # k
         return num_classes, float(np.mean(losses))
 
 
 @dataclass
 class SampledWords(MaskedWords):
-    """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
+    """Masked words against a few thousand sampled words instead of all: sampled softmax. [SB §3.3]
 
     The cross-entropy of a word needs the sum of exp(logit) over all words. Its own term is exact.
     The sum over the others is estimated from n samples: a word that is drawn with probability q
@@ -321,19 +345,40 @@ class SampledWords(MaskedWords):
     def from_run(cls, config, args, data, device):
         return cls(config, args.mask, args.samples)
 
+    def draw_samples(self, device):
+        """Draw n words, frequent ones more often; return token IDs int64 (n,), log q float32 (n,).
+
+        Words are numbered by frequency. Word r of W is drawn with the probability
+        q = log((r + 2) / (r + 1)) / log(W + 1), about proportional to 1 / (r + 1). The q of words
+        0 .. r add up to log(r + 2) / log(W + 1). For W = 3:
+
+            word r             0            1               2
+            q                  0.50         0.29            0.21
+            u that draws it    0 .. 0.50    0.50 .. 0.79    0.79 .. 1
+
+        A uniform u draws the first word whose sum exceeds u. It is (W + 1)^u - 1, rounded down:
+        u = 0.6 draws word 1, since 4^0.6 - 1 = 1.3.
+        """
+        W = self.config.rows - FIRST_WORD_ID  # words
+        # on the CPU: the same samples on every device, and MPS has no float64. The generator is
+        # that of PyTorch, which pretrain.py seeds before each step
+        u = torch.rand(self.num_samples, dtype=torch.float64)
+        word = (u * math.log(W + 1)).exp().long() - 1
+        word = word.clamp(max=W - 1)  # where exp was rounded up to W + 1
+        # log((r + 2) / (r + 1)) = log1p(1 / (r + 1))
+        q = (1 / (word.double() + 1)).log1p() / math.log(W + 1)
+        return send(FIRST_WORD_ID + word, device), send(q.log().float(), device)
+
     def loss(self, model, batch):
         labels = batch.scored_labels()  # (M,)
-        M = len(labels)
-        ranks, q = sample_ranks(self.num_samples, self.config.rows - FIRST_WORD_ID)
-        samples = send(ranks, labels.device) + FIRST_WORD_ID  # (n,)
-        log_q = send(q.log().float(), labels.device)
+        samples, log_q = self.draw_samples(labels.device)  # (n,) each
 
         # One call scores everything: the columns are the M correct words, then the samples.
         # Position i needs column i, its own word, and all samples
-        rows = torch.cat([labels, samples])  # (M + n,)
-        logits = model(batch.inputs, batch.key_mask, batch.positions, rows).float()
-        correct = logits[:, :M].diagonal()  # (M,), column i of row i; the others are not used
-        others = logits[:, M:]  # (M, n)
+        columns = torch.cat([labels, samples])  # (M + n,)
+        logits = model(batch.inputs, batch.key_mask, batch.positions, columns).float()
+        correct = logits.diagonal()  # (M,), column i of row i
+        others = logits[:, len(labels):]  # (M, n)
 
         others = others - (log_q + math.log(self.num_samples))
         is_correct = samples == labels.unsqueeze(1)
@@ -343,94 +388,107 @@ class SampledWords(MaskedWords):
         return losses.sum()
 
 
-def sample_ranks(num_samples, n):
-    """Draw from n words by rank, frequent ones more often; return ranks int64, q float64.
-
-    Rank r, from 0, has probability q = log((r + 2) / (r + 1)) / log(n + 1), which is about
-    proportional to 1 / (r + 1). The q of ranks 0 .. r add up to log(r + 2) / log(n + 1). For n = 3:
-
-        rank r             0            1               2
-        q                  0.50         0.29            0.21
-        u that draws it    0 .. 0.50    0.50 .. 0.79    0.79 .. 1
-
-    A uniform u draws the first rank whose sum exceeds u. It is (n + 1)^u - 1, rounded down: u = 0.6
-    draws rank 1, since 4^0.6 - 1 = 1.3.
-    """
-    # on the CPU: the same samples on every device, and MPS has no float64. The generator is that of
-    # PyTorch, which pretrain.py seeds before each step
-    u = torch.rand(num_samples, dtype=torch.float64)
-    rank = (u * math.log(n + 1)).exp().long() - 1
-    rank = rank.clamp(max=n - 1)  # where exp was rounded up to n + 1
-    # q = log((r + 2) / (r + 1)) = log1p(1 / (r + 1))
-    q = (1 / (rank.double() + 1)).log1p() / math.log(n + 1)
-    return rank, q
-
-
 @dataclass
 class MaskedHashes(MaskedWords):
-    """Masked words, or items, predicted by their k hash buckets alone. [CM] [SB §2.4]
+    """Masked words, predicted by the k hash buckets of their sketch alone. [CM]
 
     Training scores buckets. Evaluation ranks words by the scores of their buckets.
     """
 
     targets: torch.Tensor  # integer (V, k), the buckets of each token ID
-    bloom_map: BloomMap | None = None  # whose buckets they are; None: those of a sketch
 
     head = "hash-mlm"
 
     @classmethod
     def from_run(cls, config, args, data, device):
         targets = send(data.targets, device)
-        return cls(config, args.mask, targets, data.tokenizer.coder.bloom_map)
+        bloom_map = data.tokenizer.coder.bloom_map
+        if bloom_map is not None:  # that of items, or of phrases
+            return MaskedDigests(config, args.mask, targets, bloom_map)
+        return cls(config, args.mask, targets)
 
-    def score(self, model, batch):
-        logits = model(batch.inputs, batch.key_mask, batch.positions).float()  # (M, k, C)
+    def cross_entropy(self, logits, batch):
+        """Return the loss of logits (M, k, C): that of a word is the mean over its k hashes."""
         classes = self.find_classes(batch.scored_labels())  # (M, k)
         loss = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="sum")
-        return logits, loss / classes.shape[1]  # the loss of a word is the mean over its k hashes
+        return loss / classes.shape[1]
 
     def find_classes(self, labels):
-        """Return the classes that the words have in k softmaxes: token IDs (M,) to (M, k).
-
-        Each hash of a sketch has S classes, its buckets. The k maps of items share one table of k·S
-        rows, one block after another, and each is scored against all: for S = 10 the buckets 3 and
-        4 are the classes 3 and 14. [SB §2.3]
-        """
-        classes = self.targets[labels].long()
-        if self.bloom_map is not None:
-            starts = self.config.buckets * torch.arange(classes.shape[1], device=classes.device)
-            classes = classes + starts
-        return classes
+        """Return the class of each hash in its softmax, the bucket: token IDs (M,) to (M, k)."""
+        return self.targets[labels].long()
 
     # Evaluation
 
-    def count(self, logits, batch):
-        """Return the counts of MaskedWords, how many hashes are right, and certified lists.
+    def tally(self, logits, batch):
+        """Return a dict, from logits (M, k, S).
 
-        A list is certified if a beam of 20 has proved, in one round, that it found the best 20.
+        hits            as of MaskedWords
+        hashes_right    int64 (), how many of the M·k hashes are predicted right
+        label_counts    int64 (k, C), how often each class is a label
         """
-        counts = super().count(logits, batch)
-        is_right = logits.argmax(-1) == self.find_classes(batch.scored_labels())  # (M, k)
-        counts["hashes_right"] = is_right.sum()
-        if self.bloom_map is not None:
-            logp = hash_logp(logits, self.bloom_map)
-            excluded = self.find_excluded(batch)
-            _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=excluded)
-            counts["certified"] = certified.sum()
-        return counts
-
-    def rank(self, logits, batch):
-        """Return what MaskedWords.rank does, but 20 for an item that is not among the best 20."""
         words = batch.scored_labels() - FIRST_WORD_ID
-        excluded = self.find_excluded(batch)
-        if self.bloom_map is not None:
-            logp = hash_logp(logits, self.bloom_map)
-            return rank_by_search(logp, self.bloom_map, words, excluded)
-        return rank_words(logits.log_softmax(-1), self.targets[FIRST_WORD_ID:], words, excluded)
+        digests = self.targets[FIRST_WORD_ID:]  # (W, k)
+        ranks = rank_words(logits.log_softmax(-1), digests, words, self.find_excluded(batch))
+        return self.tally_hashes(ranks, logits, batch)
+
+    def tally_hashes(self, ranks, logits, batch):
+        """Return that dict for words that have these ranks, int64 (M,)."""
+        classes = self.find_classes(batch.scored_labels())  # (M, k)
+        is_right = logits.argmax(-1) == classes
+        return dict(
+            hits=count_hits(ranks),
+            hashes_right=is_right.sum(),
+            label_counts=count_classes(classes, logits.shape[-1]))
 
     def metrics(self, sums):
         metrics = super().metrics(sums)
-        metrics["hashes_right"] /= self.config.hashes
+        metrics["hashes_right"] = sums["hashes_right"] / sums["scored"] / self.config.hashes
+        return metrics
+
+
+@dataclass
+class MaskedDigests(MaskedHashes):
+    """Masked items, or phrases, predicted by the k hash tokens of their Bloom digest. [SB §2.4]
+
+    Evaluation searches for the best items, as there may be too many to score all.
+    """
+
+    bloom_map: BloomMap
+
+    def find_classes(self, labels):
+        """Return the class of each hash in its softmax: token IDs (M,) to (M, k).
+
+        The k maps share one table of k·S rows, one block after another, and the softmax of each
+        hash is over all: for S = 10 the buckets 3 and 4 are the classes 3 and 14. [SB §2.3]
+        """
+        buckets = super().find_classes(labels)  # (M, k)
+        starts = self.config.buckets * torch.arange(buckets.shape[1], device=buckets.device)
+        return buckets + starts
+
+    # Evaluation
+
+    def tally(self, logits, batch):
+        """Return the dict of MaskedHashes, from logits (M, k, k·S), and
+
+        certified       int64 (), for how many positions one round of search, with a beam of 20, has
+                        proved that it found the best 20 items
+        """
+        logp = hash_logp(logits, self.bloom_map)
+        exclude = self.find_excluded(batch)
+        best, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=exclude)
+        # recall is that of the best items: where they are not proved, search on until they are
+        todo = (~certified).nonzero().squeeze(1)
+        best[todo], _, _, _ = beam_search(
+            logp[todo], self.bloom_map, MAX_RECALL, rounds=None, exclude=exclude[todo])
+
+        ranks = rank_in_lists(best, batch.scored_labels() - FIRST_WORD_ID)
+        tally = self.tally_hashes(ranks, logits, batch)
+        tally["certified"] = certified.sum()
+        return tally
+
+    def metrics(self, sums):
+        metrics = super().metrics(sums)
+        metrics["certified"] = sums["certified"] / sums["scored"]
         return metrics
 
 
@@ -438,7 +496,7 @@ OBJECTIVES = {
     "sr": ShuffleRandom,
     "mlm": MaskedWords,
     "sampled": SampledWords,
-    "hash-mlm": MaskedHashes,
+    "hash-mlm": MaskedHashes,  # its from_run may return MaskedDigests
 }
 
 
@@ -452,137 +510,3 @@ def build_objective(config, args, data, device):
         device: torch.device, of the model.
     """
     return OBJECTIVES[args.objective].from_run(config, args, data, device)
-
-
-# -----------------------------------------------------------------------------
-# Evaluation
-
-
-def measure_table(table, kinds):
-    """Return accuracy, that of the majority class, F1 of each kind and its mean.
-
-    Args:
-        table: (n, n), how often each label (row) got each prediction (column).
-        kinds: dict, label -> name.
-    """
-    table = np.asarray(table, float)
-    total = max(table.sum(), 1)
-    correct = table.diagonal()
-    num_labeled = table.sum(1)
-    num_predicted = table.sum(0)
-    f1 = 2 * correct / np.maximum(num_labeled + num_predicted, 1)
-    metrics = dict(accuracy=correct.sum() / total, majority=num_labeled.max() / total)
-    for label, kind in kinds.items():
-        metrics[f"f1_{kind}"] = f1[label]
-    metrics["macro_f1"] = f1[list(kinds)].mean()
-    return metrics
-
-
-def rank_scores(scores, words):
-    """Return how many other words score at least as much as the correct one, int64 (M,).
-
-    Args:
-        scores: float (M, W).
-        words: int64 (M,), the numbers of the correct words.
-    """
-    correct = scores.gather(1, words.unsqueeze(1))  # (M, 1)
-    # subtle: every comparison with NaN is False. With >= a diverged model would have rank -1, so
-    # recall 1
-    return (~(scores < correct)).sum(1) - 1  # all but the correct one
-
-
-def rank_words(logp, digests, words, exclude=None):
-    """Return the rank of each correct word, see rank_scores, by its hash buckets, int64 (M,).
-
-    Args:
-        logp: float (M, k, S). The score of a word is the sum of logp at its k buckets.
-        digests: integer (W, k), each word's k buckets.
-        words: int64 (M,), the numbers of the correct words.
-        exclude: int64 (M, E), other words that do not count, -1 for none; or None.
-    """
-    ranks = torch.empty_like(words)
-    for start in range(0, len(words), RANK_PART):
-        part = slice(start, start + RANK_PART)
-        scores = 0
-        for j in range(logp.shape[1]):
-            scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (part of M, W)
-        if exclude is not None:
-            scores = exclude_words(scores, exclude[part])
-        ranks[part] = rank_scores(scores, words[part])
-    return ranks
-
-
-def rank_by_search(logp, bloom_map, items, exclude):
-    """Return the rank of each correct item in its list of the best 20, or 20, int64 (M,).
-
-    The search goes on until the lists are certified. Arguments: as of rank_words, and a BloomMap.
-    """
-    best, _, _, _ = beam_search(logp, bloom_map, MAX_RECALL, rounds=None, exclude=exclude)
-    is_hit = best == items.unsqueeze(1)  # (M, 20)
-    is_before = is_hit.cumsum(1) == 0  # the items before the hit
-    return is_before.sum(1).masked_fill(~is_hit.any(1), MAX_RECALL)
-
-
-def find_other_items(batch):
-    """Return the other items of the set of each masked position, int64 (M, L), -1 for none.
-
-    They are numbered from 0. [SB §3.1]
-    """
-    row = batch.positions // batch.inputs.shape[1]  # (M,)
-    ids = batch.inputs[row]  # (M, L)
-    is_special = ids < FIRST_WORD_ID
-    # subtle: 10 % of the items to predict stay in the input, and must not be excluded
-    is_answer = ids == batch.scored_labels().unsqueeze(1)
-    return torch.where(is_special | is_answer, -1, ids - FIRST_WORD_ID)
-
-
-def exclude_words(scores, words):
-    """Return scores (M, W) with -inf at words, int64 (M, E), -1 for none, or None."""
-    if words is None:
-        return scores
-    scores = F.pad(scores, (0, 1))
-    row = torch.arange(len(scores), device=scores.device).unsqueeze(1)  # (M, 1)
-    scores[row, words] = -torch.inf  # -1 indexes the extra column, which is cut off again
-    return scores[:, :-1]
-
-
-def count_classes(classes, num_classes, weights=None):
-    """Return how often each class occurs in each column of (n, k), (k, C).
-
-    Row i counts weights[i] times, once by default.
-    """
-    return torch.stack([torch.bincount(column, weights, num_classes) for column in classes.T])
-
-
-def unigram_loss(counts, labels):
-    """Return the mean loss of a model that predicts each of n classes by its frequency.
-
-    Args:
-        counts: (n,), how often each class occurs. With labels = counts the loss is their entropy.
-        labels: (n,), how often each is to be predicted.
-    """
-    is_label = labels > 0
-    p = counts[is_label] / counts.sum()
-    share = labels[is_label] / labels.sum()
-    return float(-(share * np.log(p)).sum())
-
-
-def main():
-    """Shuffle and replace words of a sentence; print what the model sees, and the labels."""
-    names = "every quick brown fox jumps over the lazy dog".split()
-    generator = torch.Generator().manual_seed(66)  # a seed that shows every case
-    ids = FIRST_WORD_ID + torch.arange(len(names)).unsqueeze(0)  # (1, 9)
-    random_words = FIRST_WORD_ID + torch.randint(len(names), ids.shape, generator=generator)
-    noise = torch.rand(3, *ids.shape, generator=generator)
-    inputs, labels = ShuffleRandom(rate=0.40).corrupt(ids, noise, random_words)
-
-    print("text            inputs          label")
-    for i, name in enumerate(names):
-        word = names[inputs[0, i] - FIRST_WORD_ID]
-        kind = ShuffleRandom.kinds[labels[0, i].item()]
-        print(f"{name:16}{word:16}{kind}")
-    print("\nWords are chosen 4 times as often as usual, as the text is short.")
-
-
-if __name__ == "__main__":
-    main()

@@ -173,8 +173,8 @@ def measure_sets(folder, args):
         # row i has item i masked
         draw = Draw(items.repeat(n, 1), None, is_masked=torch.eye(n, dtype=torch.bool))
         batch = objective.corrupt_batch(draw)
-        logits, _ = objective.score(model, batch)
-        hits.append((objective.rank(logits, batch) == 0).sum().item())
+        logits = objective.predict(model, batch)
+        hits.append(objective.tally(logits, batch)["hits"][0].item())
         num_items += n
     return 100 * np.array(hits) * len(hits) / num_items, settings
 

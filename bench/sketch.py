@@ -21,8 +21,8 @@ import torch
 from bench import harness
 from bench.harness import Stopwatch, load_corpus, load_run
 from hashing import sketch_index, split_words
+from metrics import rank_words
 from model import count_parameters
-from objectives import rank_words
 from support.common import InputError
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK
 

@@ -27,8 +27,8 @@ from bloom import BloomMap, beam_search, exhaustive, hash_logp, popularity_prior
 from data.corpus import Corpus
 from data.items import ItemSetBatches, split_pages
 from data.neighbors import NEIGHBORS, rank_hidden_items
+from metrics import RECALL
 from model import PRESETS
-from objectives import RECALL
 from support.common import InputError, blame
 from tokenizer import FIRST_WORD_ID, MASK
 

@@ -5,11 +5,9 @@ Sources:
 Out of scope: files of item sets (data/sources.py), names of items (ItemNames of tokenizer.py),
     Bloom maps and the search (bloom.py), what neighbors guess (data/neighbors.py). Phrases of a
     text have Bloom digests too, without this file.
-Deviations:
-    1. The other items of a set are excluded as predictions. The paper's lists include them.
-    2. At least one item of a set is masked.
+Deviation: at least one item of a set is masked.
 Notation:
-    B batch   L positions   M masked positions   n token IDs of a corpus   P pages, item sets
+    B batch   L positions   n token IDs of a corpus   P pages, item sets
     r rows of a batch that a rank or a micro-batch reads
 
 A page is an item set. It has no order: the model adds no positions to its items.
@@ -37,24 +35,6 @@ def split_pages(corpus):
     return order[num_held_out:], order[:num_held_out]
 
 
-def learn_map(corpus, coherent, options):
-    """Return the state of the coherent map of the training pages. [SB App. D]
-
-    Held-out pages would tell which items go together.
-    """
-    pages = []
-    train_pages, _ = split_pages(corpus)
-    for number in train_pages:
-        start, end = corpus.offsets[number:number + 2]
-        items = corpus.ids[start:end].astype(np.int64) - FIRST_WORD_ID
-        is_item = (items >= 0) & (items < options["n_items"])  # neither a separator nor unknown
-        pages.append(items[is_item])
-    sizes = np.array([len(items) for items in pages])
-    if sizes.sum() == 0:
-        raise InputError("--coherent: requires training pages, got none. Use more item sets.")
-    return coherent_map(np.concatenate(pages), sizes, coherent=coherent, **options).state()
-
-
 class ItemSetBatches(Batches):
     """Segments of item sets: a run of at most L items of one page, 0 as padding. [SB §3.1]
 
@@ -76,38 +56,29 @@ class ItemSetBatches(Batches):
     def __init__(self, ids, offsets, train_pages, eval_pages, word_counts, length, batch_size,
                  seed):
         super().__init__(word_counts, length, batch_size, seed)
-        is_item = (ids >= FIRST_WORD_ID) & (ids < self.num_known)  # separators are not
+        # The items of all pages, without separators and unknown ones
+        is_item = (ids >= FIRST_WORD_ID) & (ids < self.num_known)
         self.ids = ids[is_item]
-        # Where a page begins among the items alone. With pages of 3 and 2 items, a separator behind
-        # each, offsets are 0 4 7, num_before is 0 1 2 3 3 4 5 5, and edges are 0 3 5
+        # Where a page begins among these. With pages of 3 and 2 items, a separator behind each,
+        # offsets are 0 4 7, num_before is 0 1 2 3 3 4 5 5, and edges are 0 3 5
         num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
         edges = num_before[offsets]  # (P + 1,)
         self.page_starts = edges[:-1]  # (P,), in self.ids
         self.page_sizes = np.diff(edges)  # (P,), items of each page
         self.segment_sizes = np.minimum(self.page_sizes, length)
+
+        # The pages that are read
         self.train_pages = train_pages[self.page_sizes[train_pages] > 1]
         eval_pages = eval_pages[self.page_sizes[eval_pages] > 1][:MAX_EVAL_PAGES]
         self.num_eval = len(eval_pages)
+        by_size = np.argsort(self.page_sizes[eval_pages], kind="stable")
+        self.eval_pages = eval_pages[by_size]  # pages of one size together need little padding
         self.steps_per_epoch = len(self.train_pages) // batch_size
         if self.steps_per_epoch == 0 or self.num_eval == 0:
             raise ValueError(f"expected {batch_size:,} training sets of two items or more and a "
                              f"held-out one, got {len(self.train_pages):,} and {self.num_eval:,}. "
                              "Use smaller batches, more sets, or tabs between items.")
-        by_size = np.argsort(self.page_sizes[eval_pages], kind="stable")
-        self.eval_pages = eval_pages[by_size]  # pages of one size together need little padding
         self.words_per_sequence = float(self.segment_sizes[self.train_pages].mean())
-
-    def get_batch(self, step, rows):
-        """Return what Batches.get_batch does, where at least one item of a set is chosen.
-
-        Else 0.85^5 = 44 % of the sets of five items would have nothing to predict. [SB §3.1]
-        """
-        draw = super().get_batch(step, rows)
-        # MaskedWords chooses an item where the first noise is low: the lowest of a set becomes 0
-        choose = draw.noise[0]  # (r, L), a view
-        lowest = choose.masked_fill(~draw.key_mask, torch.inf).argmin(1, keepdim=True)  # (r, 1)
-        choose.scatter_(1, lowest, 0.0)
-        return draw
 
     def draw_order(self, epoch):
         rng = np.random.default_rng([self.seed, ORDER, epoch])
@@ -118,30 +89,11 @@ class ItemSetBatches(Batches):
         rng = RowGenerator((self.seed, SEGMENTS, step), self.batch_size, rows)
         return self.read_segments(pages, rng.random())
 
-    def divide_rows(self, step, rows, size):
-        """Return the rows of each micro-batch, sorted by the size of their page. rows: int array.
-
-        Pages of equal size need no padding. Rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch:
-        rows 1 and 3, then rows 2 and 0.
-        """
-        sizes = self.segment_sizes[self.examples(step)[rows]]
-        by_size = np.argsort(sizes, kind="stable")
-        return divide(rows[by_size], size)
-
-    def eval_batch(self, rows):
-        """Return the Draw of held-out pages, where one item of each is masked."""
-        pages = self.eval_pages[rows]
-        rng = RowGenerator((0, EVALUATION), self.num_eval, rows)
-        starts = rng.random()  # (r,) of the segments, as fractions
-        places = rng.random()  # (r,) of the masked items, as fractions
-        ids = self.read_segments(pages, starts)
-        column = (places * self.segment_sizes[pages]).astype(np.int64)  # (r,)
-        is_masked = torch.zeros_like(ids, dtype=torch.bool)
-        is_masked[torch.arange(len(ids)), column] = True
-        return Draw(ids, ids != 0, is_masked=is_masked)
-
     def read_segments(self, pages, fractions):
         """Read a segment of each page.
+
+        For L = 5, a page of 7 items has the segments 0 .. 4, 1 .. 5 and 2 .. 6. The fraction 0.5
+        reads the second.
 
         Args:
             pages: int64 (r,).
@@ -156,3 +108,63 @@ class ItemSetBatches(Batches):
         segments = [self.ids[start:start + size] for start, size in zip(starts, sizes)]
         ids, _ = pad_batch(segments)
         return ids
+
+    def get_batch(self, step, rows):
+        """Return what Batches.get_batch does, where at least one item of a set is chosen.
+
+        Else 0.85^5 = 44 % of the sets of five items would have nothing to predict. [SB §3.1]
+        """
+        draw = super().get_batch(step, rows)
+        # MaskedWords chooses an item where the first noise is low: the lowest of a set becomes 0
+        choose = draw.noise[0]  # (r, L), a view
+        lowest = choose.masked_fill(~draw.key_mask, torch.inf).argmin(1, keepdim=True)  # (r, 1)
+        choose.scatter_(1, lowest, 0.0)
+        return draw
+
+    def eval_batch(self, rows):
+        """Return the Draw of held-out pages, where one item of each is masked."""
+        pages = self.eval_pages[rows]
+        rng = RowGenerator((0, EVALUATION), self.num_eval, rows)
+        starts = rng.random()  # (r,) of the segments, as fractions
+        places = rng.random()  # (r,) of the masked items, as fractions
+        ids = self.read_segments(pages, starts)
+        column = (places * self.segment_sizes[pages]).astype(np.int64)  # (r,)
+        is_masked = torch.zeros_like(ids, dtype=torch.bool)
+        is_masked[torch.arange(len(ids)), column] = True
+        return Draw(ids, ids != 0, is_masked=is_masked)
+
+    def divide_rows(self, step, rows, size):
+        """Return the rows of each micro-batch, sorted by the size of their page. rows: int array.
+
+        Pages of equal size need no padding. Rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch:
+        rows 1 and 3, then rows 2 and 0.
+        """
+        sizes = self.segment_sizes[self.examples(step)[rows]]
+        by_size = np.argsort(sizes, kind="stable")
+        return divide(rows[by_size], size)
+
+
+# A map of items that go together
+
+
+def learn_map(corpus, coherent, options):
+    """Return the state of the coherent map of the training pages. [SB App. D]
+
+    Held-out pages would tell which items go together.
+
+    Args:
+        corpus: data.corpus.Corpus.
+        coherent: int, number of maps whose buckets have similar items.
+        options: dict of n_items, alpha, m and seed, as of BloomMap.
+    """
+    pages = []
+    train_pages, _ = split_pages(corpus)
+    for number in train_pages:
+        start, end = corpus.offsets[number:number + 2]
+        items = corpus.ids[start:end].astype(np.int64) - FIRST_WORD_ID
+        is_item = (items >= 0) & (items < options["n_items"])  # neither a separator nor unknown
+        pages.append(items[is_item])
+    sizes = np.array([len(items) for items in pages])
+    if sizes.sum() == 0:
+        raise InputError("--coherent: requires training pages, got none. Use more item sets.")
+    return coherent_map(np.concatenate(pages), sizes, coherent=coherent, **options).state()

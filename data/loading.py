@@ -24,6 +24,7 @@ from data.items import ItemSetBatches, split_pages
 from data.neighbors import CONTROL_NAMES, describe_neighbors
 from data.rows import reader_options
 from model import Config
+from objectives import Batch
 from support.common import InputError, blame, ending_children, num_cores
 from tokenizer import FIRST_WORD_ID, HashTokenizer
 
@@ -124,7 +125,7 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
         """Return the micro-batches of a step, the same whichever worker makes them."""
         parts = batches.divide_rows(step, rows, micro)
         micro_batches = [objective.corrupt_batch(batches.get_batch(step, part)) for part in parts]
-        return [batch.to_arrays() for batch in micro_batches]
+        return [to_arrays(batch) for batch in micro_batches]
 
     if num_workers is None:
         num_workers = 0
@@ -151,6 +152,16 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
             raise InputError(f"--workers: {error}. Use --workers 0.") from error
 
 
+def to_arrays(batch):
+    """Return an objectives.Batch, on the host, with NumPy arrays in place of tensors."""
+    return Batch(*[None if part is None else part.numpy() for part in batch])
+
+
+def to_tensors(batch):
+    """Return an objectives.Batch with tensors in place of NumPy arrays."""
+    return Batch(*[None if part is None else torch.as_tensor(part) for part in batch])
+
+
 def until_signal(loader, ranks, signals):
     """Yield the GlobalBatch of each step, and end before the next one when a rank got a signal.
 
@@ -162,7 +173,7 @@ def until_signal(loader, ranks, signals):
         signals: list of int, which catch_signals fills.
     """
     for arrays in loader:
-        micro_batches = [batch.to_tensors() for batch in arrays]
+        micro_batches = [to_tensors(batch) for batch in arrays]
         num_scored = ranks.total(sum(len(batch.positions) for batch in micro_batches))
         if ranks.total(len(signals)) > 0:
             return

@@ -133,12 +133,13 @@ class ToyObjective(Objective):
         labels = is_random.long().masked_fill(~is_word, IGNORE_INDEX)
         return torch.where(is_random, random_words, ids), labels
 
-    def score(self, model, batch):
-        logits = model(batch.inputs, batch.key_mask)  # (B, L, 2)
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
-        return logits, loss
+    def predict(self, model, batch):
+        return model(batch.inputs, batch.key_mask)  # (B, L, 2)
 
-    def count(self, logits, batch):
+    def cross_entropy(self, logits, batch):
+        return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
+
+    def tally(self, logits, batch):
         return dict(right=(logits.argmax(2) == batch.labels).sum())
 
     def metrics(self, sums):

@@ -31,7 +31,7 @@ def test_leaf_in_an_empty_folder_runs(name, tmp_path):
     assert_fits_a_screen(demo.stdout)
 
 
-@pytest.mark.parametrize("name", ["tokenizer", "objectives"])
+@pytest.mark.parametrize("name", ["tokenizer"])
 def test_demo_fits_a_screen(name):
     assert_fits_a_screen(run_script("-m", name).stdout)
 
