@@ -47,6 +47,11 @@ GOLDEN_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its multiple
 class ItemMap:
     """N items and their hash tokens, in both directions: what the searches read.
 
+    For example, two maps of 6 items in 3 buckets:
+
+        map 0   0 1 | 2 3 | 4 5          digest of item 1: (0, 1), of item 4: (2, 1)
+        map 1   0 2 | 1 4 | 3 5          members of bucket 1 in map 1: 1 and 4
+
     Items may share all their buckets, as words do by hashing.sketch_index. [CM]
 
     Args:
@@ -91,10 +96,8 @@ def list_members(digest, num_buckets, alpha):
 class BloomMap(ItemMap):
     """N items in m maps of buckets; no two items share all their m buckets. [SB §3.2]
 
-    Map j is an order of the items, cut after every alpha items. The last bucket may be short:
-
-        N 6, alpha 2        map 0   0 1 | 2 3 | 4 5          digest of item 1: (0, 1)
-                            map 1   0 2 | 1 4 | 3 5          digest of item 4: (2, 1)
+    Map j is an order of the items, cut after every alpha items, as the two maps of ItemMap are with
+    alpha 2. The last bucket may be short.
 
     Args:
         n_items: int, N.
@@ -202,8 +205,9 @@ def swap_repeated(digest, seed):
 # Hash tokens to items: score all of them
 
 # The score of an item is gamma(parts). parts is a list of m tensors, one for each map: the
-# log-probability of the item's bucket, or those of many items. gamma must not fall when a part
-# grows, as the certificate of the beam search rests on that. [SB App. C]
+# log-probability of the item's bucket, or those of many items. By "sum", the parts log 0.3 and
+# log 0.7 give log 0.21. gamma must not fall when a part grows: the certificate of the beam search
+# rests on that. [SB App. C]
 SCORES = {
     "sum": sum,
     "min": lambda parts: torch.stack(parts).amin(0),
@@ -216,7 +220,7 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
     """Return the k best of all items by scoring each of them.
 
     Args:
-        logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp.
+        logp: float (P, m, R), log-probabilities of the buckets of each map, as of hash_logp.
             Unnormalized logits (P, m, R) do as well with "sum".
         bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
         k: int, items to return, N at most.
@@ -231,7 +235,7 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
     Raises:
         ValueError: If logp, exclude or prior does not fit, or logp has NaN.
     """
-    exclude, prior = read_query(logp, bloom_map, exclude, prior)
+    exclude, prior = read_query(logp, bloom_map, exclude, prior)  # (P, E), (N,) or None
     digest, _ = bloom_map.tables_on(logp.device)  # (N, m)
     k = min(k, bloom_map.n_items)
     ids = torch.empty(len(logp), k, dtype=torch.int64, device=logp.device)
@@ -255,13 +259,13 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
 def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=(), prior=None):
     """Search one position in plain loops, with one beam width. [SB §2.5 Alg.1]
 
-    The beam of a map has its B best buckets. Two maps of the items a to f, with probabilities in
-    place of their logarithms, and k 1:
+    The beam of a map has its B best buckets. For example, two maps of the items a to f. The numbers
+    are probabilities, and their products stand for sums of logarithms:
 
         map 0     0.6  a b     0.3  c d     0.1  e f
         map 1     0.7  c e     0.2  b d     0.1  a f
 
-        B    scored       the best               bound
+        B    scored       the best of them       bound
         1    a b c e      c 0.3 · 0.7 = 0.21     0.6 · 0.7 = 0.42     d or f may be better
         2    a b c d e    c 0.3 · 0.7 = 0.21     0.3 · 0.2 = 0.06     f is not: c is certified
 
@@ -450,30 +454,6 @@ def top_buckets(logp, num):
     return values, likely.gather(2, place)
 
 
-def read_query(logp, bloom_map, exclude, prior):
-    """Return exclude, (P, 0) for None, and prior, in the dtype and on the device of logp.
-
-    Raises a ValueError for what a search would answer wrongly in silence.
-    """
-    if logp.shape[1:] != (bloom_map.m, bloom_map.buckets):
-        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
-                         f"got {[*logp.shape]}.")
-    if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
-        raise ValueError("logp: expected log-probabilities, got NaN.")
-    if exclude is None:
-        exclude = torch.empty(len(logp), 0, dtype=torch.int64, device=logp.device)
-    # a mask of bool (P, N) would be read as the items 0 and 1
-    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
-        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
-                         f"got {exclude.dtype} {[*exclude.shape]}.")
-    if prior is not None:
-        prior = prior.to(logp)
-        if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN ranks first
-            raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
-                             f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
-    return exclude, prior
-
-
 # The logits of Superbloom to log-probabilities of buckets
 
 
@@ -502,7 +482,9 @@ def hash_logp(logits, bloom_map):
     assert logits.shape[1] == m, f"logits: expected {m} rows of each position"
     logp = logits.log_softmax(-1, dtype=torch.float32)
     blocks = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, R + s)
-    rows = [blocks[:, j, j, :bloom_map.buckets] for j in range(m)]  # (P, R) each
+    rows = []
+    for j in range(m):
+        rows.append(blocks[:, j, j, :bloom_map.buckets])  # (P, R)
     return torch.stack(rows, 1)
 
 
@@ -533,6 +515,33 @@ def mix_bits(x):
     x = x ^ (x >> np.uint64(27))
     x = x * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+# The arguments of a search
+
+
+def read_query(logp, bloom_map, exclude, prior):
+    """Return exclude, (P, 0) for None, and prior, in the dtype and on the device of logp.
+
+    Raises a ValueError for what a search would answer wrongly in silence.
+    """
+    if logp.shape[1:] != (bloom_map.m, bloom_map.buckets):
+        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
+                         f"got {[*logp.shape]}.")
+    if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
+        raise ValueError("logp: expected log-probabilities, got NaN.")
+    if exclude is None:
+        exclude = torch.empty(len(logp), 0, dtype=torch.int64, device=logp.device)
+    # a mask of bool (P, N) would be read as the items 0 and 1
+    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
+        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
+                         f"got {exclude.dtype} {[*exclude.shape]}.")
+    if prior is not None:
+        prior = prior.to(logp)
+        if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN ranks first
+            raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
+                             f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
+    return exclude, prior
 
 
 # Demo

@@ -7,9 +7,8 @@ Sources:
 Out of scope: Bloom maps and the search (bloom.py), which sets to learn from (data/items.py).
 Deviations:
     1. The paper has no prior.
-    2. The vectors are floats, so the orders may differ between machines. BloomMap.state saves them.
 Notation:
-    N items   m maps   alpha items of a bucket   links, items of all sets, set after set
+    N items   m maps   alpha items of a bucket   a link is an item of a set
 """
 
 import numpy as np
@@ -45,7 +44,8 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
         seed: int, 0 or more, of the random maps and of item_vectors.
 
     Returns:
-        BloomMap, whose last map may be changed so that no two items share all buckets.
+        BloomMap, whose last map is changed where items would share all m buckets. Its state has the
+        orders, as the floats of item_vectors may differ between machines.
 
     Example, two items in each set:
         items = np.array([0, 3, 1, 2, 4, 7, 5, 6])  # the sets {0, 3}, {1, 2}, {4, 7} and {5, 6}
@@ -126,8 +126,8 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     alone, have about the same cosines as the columns of A.
 
     Args:
-        items: int (links,), the items of all sets, set after set.
-        sizes: int (sets,), items of each set.
+        items: as in coherent_map.
+        sizes: as in coherent_map.
         n_items: int, N.
         width: int, size of a vector.
         seed: int, of the first V.
