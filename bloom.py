@@ -3,19 +3,20 @@
 Sources:
     [SB] Anderson et al. 2020, Superbloom: Bloom filter meets Transformer
     [CM] Median is all you need, a proposal
-Out of scope: hashing of strings (hashing.py), the model that gives the probabilities (model.py).
+Out of scope: hashing of strings (hashing.py), the model that gives the probabilities (model.py),
+    maps and priors that are learned from item sets (coherent.py).
 Deviations:
     1. Random orders come from integer arithmetic alone, so a BloomMap is the same on every machine.
-       The paper names no generator. coherent_map computes with floats, so its orders are saved.
+       The paper names no generator.
     2. In the last map, an item that shares all m buckets with another swaps places with a random
        item, until no two items have the same digest. The paper makes sure that no two have, and
        does not say how.
     3. The beam width doubles. The paper's grows by B.
-    4. A prior may be added to each item's score (popularity_prior). The paper has none.
+    4. A prior may be added to each item's score. The paper has none.
 Notation:
     N items   m hashes of an item   R buckets of a map   alpha items of a bucket
-    s special tokens   P positions, the places of a batch where an item is asked for
-    k items returned (the top k)   B beam width   C candidates   E excluded items
+    k items returned (the top k)   B beam width
+    P positions, the places of a batch where an item is asked for
 Demo: python bloom.py
 
 A Bloom filter marks each item at m hashed places of one array. Items share places, but the m places
@@ -23,22 +24,11 @@ together tell one item from another; hence the name. Here m tables of R = N / al
 items: an item has a row in each, its m hash tokens, and shares each with alpha - 1 others.
 
 A model gives a probability to each bucket of each map. The score of an item adds the
-log-probabilities of its m buckets. The beam search finds the best items without scoring all:
-
-    map 0    0.6  a b     0.3  c d     0.1  e f
-    map 1    0.7  c e     0.2  b d     0.1  a f
-
-The beam of a map has its B best buckets. With B = 1 the search scores their items a, b, c and e.
-The best is c: log 0.3 + log 0.7 = log 0.21. d and f are in no beam. So their buckets are at most as
-likely as the last one of each beam, and they score at most log 0.6 + log 0.7 = log 0.42, the bound.
-c scores less, so d or f might be better. With B = 2 only f is in no beam, and the bound is
-log 0.3 + log 0.2 = log 0.06. c scores more, so it is certified: it is the best of all items.
-
-(Superbloom's softmax is over the rows of all maps and the special tokens together, so in truth the
-probabilities of a map add up to less than 1. All sums of logarithms are lower by the same number.)
+log-probabilities of its m buckets. This file has the maps, and then three searches for the items of
+the largest scores: exhaustive scores all items, beam_search_reference those of the likely buckets
+alone, in plain loops, and beam_search does the same for many positions at once.
 """
 
-import copy
 import math
 import zlib
 
@@ -48,7 +38,6 @@ import torch.nn.functional as F
 
 MAX_SWAP_ROUNDS = 100  # far above what is needed, which is about log of the number of items to swap
 BLOCK = 64  # buckets of a block in top_buckets
-POWER_ITERATIONS = 8  # of item_vectors
 GOLDEN_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its multiples spread evenly
 
 
@@ -57,6 +46,11 @@ GOLDEN_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its multiple
 
 class ItemMap:
     """N items and their hash tokens, in both directions: what the searches read.
+
+    For example, two maps of 6 items in 3 buckets:
+
+        map 0   0 1 | 2 3 | 4 5          digest of item 1: (0, 1), of item 4: (2, 1)
+        map 1   0 2 | 1 4 | 3 5          members of bucket 1 in map 1: 1 and 4
 
     Items may share all their buckets, as words do by hashing.sketch_index. [CM]
 
@@ -88,13 +82,22 @@ class ItemMap:
         return self.tables[device]
 
 
+def list_members(digest, num_buckets, alpha):
+    """Return the items of each bucket, int32 (m, R, alpha), ascending, -1 where it is short."""
+    members = np.full((digest.shape[1], num_buckets, alpha), -1, np.int32)
+    for j, column in enumerate(digest.T):
+        by_bucket = np.argsort(column, kind="stable")  # (N,), items of bucket 0, of bucket 1, ...
+        size = np.bincount(column, minlength=num_buckets)  # (R,)
+        is_item = np.arange(alpha) < size[:, None]  # (R, alpha), the first places of each bucket
+        members[j][is_item] = by_bucket
+    return members
+
+
 class BloomMap(ItemMap):
     """N items in m maps of buckets; no two items share all their m buckets. [SB §3.2]
 
-    Map j is an order of the items, cut after every alpha items. The last bucket may be short:
-
-        N 6, alpha 2        map 0   0 1 | 2 3 | 4 5          digest of item 1: (0, 1)
-                            map 1   0 2 | 1 4 | 3 5          digest of item 4: (2, 1)
+    Map j is an order of the items, cut after every alpha items, as the two maps of ItemMap are with
+    alpha 2. The last bucket may be short.
 
     Args:
         n_items: int, N.
@@ -109,21 +112,10 @@ class BloomMap(ItemMap):
     """
 
     def __init__(self, n_items, alpha, m=2, seed=0, orders=None):
-        self.seed = seed
-        self.orders = orders
-        if orders is None:
-            orders = [random_order(n_items, seed, j) for j in range(m)]
-        else:
-            all_items = np.tile(np.arange(n_items), (m, 1))  # (m, N)
-            if not np.array_equal(np.sort(orders), all_items):
-                raise ValueError(f"orders: expected {m} permutations of {n_items} items.")
-        columns = [cut_order(order, alpha) for order in orders]
-        digest = np.stack(columns).T  # (N, m); in memory each map's column is in one piece
-        if not swap_repeated(digest, seed):  # changes the last column
-            # there are (N / alpha)^m digests, and 4 · N are enough. Solved for alpha:
-            largest = int((n_items ** (m - 1) / 4) ** (1 / m))
-            raise ValueError(f"alpha: expected about {max(largest, 1):,} at most, got {alpha}.")
+        digest = build_digest(n_items, alpha, m, seed, orders)
         super().__init__(digest, math.ceil(n_items / alpha))
+        self.seed = seed
+        self.orders = orders  # as given: load builds the same digest from them
 
     def checksum(self):
         """Return eight hex digits of the digests, which load compares."""
@@ -150,424 +142,26 @@ class BloomMap(ItemMap):
         return bloom_map
 
 
+def build_digest(n_items, alpha, m, seed, orders):
+    """Return the digest of each item, int (N, m), no two of which are equal. See BloomMap."""
+    if orders is None:
+        orders = [random_order(n_items, seed, j) for j in range(m)]
+    elif not np.array_equal(np.sort(orders), np.tile(np.arange(n_items), (m, 1))):
+        raise ValueError(f"orders: expected {m} permutations of {n_items} items.")
+    columns = [cut_order(order, alpha) for order in orders]
+    digest = np.stack(columns).T  # (N, m); in memory each map's column is in one piece
+    if not swap_repeated(digest, seed):
+        # there are (N / alpha)^m digests, and 4 · N are enough. Solved for alpha:
+        largest = int((n_items ** (m - 1) / 4) ** (1 / m))
+        raise ValueError(f"alpha: expected about {max(largest, 1):,} at most, got {alpha}.")
+    return digest
+
+
 def cut_order(order, alpha):
     """Return the bucket of each item, (N,), of an order (N,) cut after every alpha items."""
     bucket = np.empty(len(order), np.int32)
     bucket[order] = np.arange(len(order)) // alpha
     return bucket
-
-
-def list_members(digest, num_buckets, alpha):
-    """Return the items of each bucket, int32 (m, R, alpha), ascending, -1 where it is short."""
-    members = np.full((digest.shape[1], num_buckets, alpha), -1, np.int32)
-    for j, column in enumerate(digest.T):
-        by_bucket = np.argsort(column, kind="stable")  # (N,), items of bucket 0, of bucket 1, ...
-        size = np.bincount(column, minlength=num_buckets)  # (R,)
-        is_item = np.arange(alpha) < size[:, None]  # (R, alpha), the first places of each bucket
-        members[j][is_item] = by_bucket
-    return members
-
-
-# Logits to log-probabilities
-
-
-def hash_logp(logits, bloom_map, one_softmax=True):
-    """Return the log-probabilities of each map's buckets, float32 (P, m, R), from a model's logits.
-
-    At each position a model has m rows of logits. Row j predicts the bucket in map j. With one
-    softmax [SB §2.3], each row has m blocks of R buckets and s special tokens, and only block j of
-    row j is read, here marked + (m 2, R 2, s 1):
-
-                 block 0   block 1
-        row 0    + + .     . . .
-        row 1    . . .     + + .
-
-    The probabilities of a row's + add up to less than 1. That lowers all scores by "sum" alike. It
-    does not lower those by "min" or "max" alike, so the order of items may change.
-
-    Args:
-        logits: float (P, m, m·(R + s)), or (P, m, R) without one_softmax. Those of bfloat16 become
-            float32, so that fewer tie.
-        bloom_map: the model's own BloomMap or ItemMap. With one softmax a wrong R passes unnoticed
-            up to the width of a block; the searches refuse a larger one.
-        one_softmax: bool, whether a row's softmax is over all maps and special tokens. False: row j
-            has the buckets of map j alone [CM].
-    """
-    m = bloom_map.m
-    assert logits.shape[1] == m, f"logits: expected {m} rows of each position"
-    logp = logits.log_softmax(-1, dtype=torch.float32)
-    if not one_softmax:
-        return logp
-    logp = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, R + s)
-    rows = [logp[:, j, j, :bloom_map.buckets] for j in range(m)]  # (P, R) each
-    return torch.stack(rows, 1)
-
-
-# Hash tokens to items, literally
-
-
-# The score of an item is gamma(parts). parts is a list of m tensors, one for each map: the
-# log-probability of the item's bucket, or those of many items. gamma must not fall when a part
-# grows, as the certificate rests on that. An item of score -inf is never returned. [SB App. C]
-SCORES = {
-    "sum": sum,
-    "min": lambda parts: torch.stack(parts).amin(0),
-    "max": lambda parts: torch.stack(parts).amax(0),
-}
-
-
-def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=(), prior=None):
-    """Search one position in plain loops, with one beam width. [SB §2.5 Alg.1]
-
-    Why certified items are the k best of all items that may be returned:
-
-        1. Call an item outside if none of its m buckets is in a beam. All others are scored.
-        2. In each map the bucket of an item outside is at most as likely as the last of the beam.
-        3. gamma does not fall when a part grows. So an item outside scores at most the bound, which
-           is gamma of the last buckets of the m beams, plus the largest prior of all items.
-        4. If the k-th best of the scored items reaches the bound, no item outside scores more.
-
-    Args:
-        logp: float (m, R), log-probabilities of the buckets of each map.
-        bloom_map: BloomMap or ItemMap.
-        k: int, items to return.
-        beam: int, B.
-        score: a key of SCORES.
-        exclude: list of items that may not be returned.
-        prior: list of N finite floats, which are added to the scores of the items; or None.
-
-    Returns:
-        ids list[int] and scores list[float], best first, -1 and -inf where fewer than k items are
-        reached; and certified bool.
-    """
-    gamma = SCORES[score]
-    m, R = logp.shape
-    k = min(k, bloom_map.n_items)
-    if prior is None:
-        prior = [0.0] * bloom_map.n_items
-    # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
-    ranked = logp.argsort(dim=1, descending=True)  # (m, R), the best first
-    beams = ranked[:, :beam].tolist()  # m lists of B buckets
-    # [Alg.1 l.4]: the bound, the score of those last buckets
-    last = [logp[j, beams[j][-1]] for j in range(m)]
-    bound = gamma(last) + max(prior)
-    # [Alg.1 l.5-6]: score each item that has a bucket in a beam
-    pairs = [(-math.inf, -1)] * k  # returned where fewer than k items are reached
-    for item, row in enumerate(bloom_map.digest.tolist()):  # row: m buckets
-        is_candidate = any(row[j] in beams[j] for j in range(m))
-        if is_candidate and item not in exclude:
-            parts = [logp[j, row[j]] for j in range(m)]
-            value = float(gamma(parts) + prior[item])
-            if value > -math.inf:
-                pairs.append((value, item))
-    best = sorted(pairs, reverse=True)[:k]
-    scores = [value for value, _ in best]
-    ids = [item for _, item in best]
-    # [Alg.1 l.7]: the k-th item reaches the bound, or no item is outside
-    certified = bool(scores[-1] >= bound) or beam >= R
-    return ids, scores, certified
-
-
-# The same result, faster: all positions at once, and only the items of the beams
-
-
-class Query:
-    """What P positions ask for: the log-probabilities of buckets, and how an item is scored.
-
-    An item has a log-probability in each map, that of its bucket. Its score is gamma of these m
-    parts, plus its prior.
-
-    Args:
-        Those of beam_search.
-
-    Raises:
-        ValueError: If logp, exclude or prior does not fit, or logp has NaN.
-    """
-
-    def __init__(self, logp, bloom_map, score="sum", exclude=None, prior=None):
-        if exclude is None:
-            exclude = torch.empty(len(logp), 0, dtype=torch.int64, device=logp.device)
-        if prior is not None:
-            prior = prior.to(logp)
-        check_query(logp, bloom_map, exclude, prior)
-        self.logp = logp  # (P, m, R)
-        self.bloom_map = bloom_map
-        self.gamma = SCORES[score]
-        self.exclude = exclude  # (P, E)
-        self.prior = prior  # (N,) or None
-        self.digest, self.members = bloom_map.tables_on(logp.device)  # (N, m), (m, R, alpha)
-
-    def at(self, positions):
-        """Return a Query of some positions alone, int64 (number of these,)."""
-        query = copy.copy(self)
-        query.logp = self.logp[positions]
-        query.exclude = self.exclude[positions]
-        return query
-
-    def score_all(self, p):
-        """Return the scores of all items at position p, (N,), -inf for those excluded."""
-        parts = []
-        for j in range(self.bloom_map.m):
-            parts.append(self.logp[p, j].index_select(0, self.digest[:, j]))  # (N,)
-        scores = self.gamma(parts)
-        if self.prior is not None:
-            scores = scores + self.prior
-        excluded = self.exclude[p]
-        scores[excluded[excluded >= 0]] = -torch.inf  # -1 is none
-        return scores
-
-    def score(self, items):
-        """Return the scores of C items at each position, (P, C): items int64, -1 for none, -inf."""
-        parts = []
-        for j in range(self.bloom_map.m):
-            column = self.digest[:, j]  # (N,)
-            buckets = column[items].long()  # (P, C); -1 reads the last item, and is masked below
-            parts.append(self.logp[:, j].gather(1, buckets))
-        scores = self.gamma(parts)
-        if self.prior is not None:
-            scores = scores + self.prior[items]
-        return scores.masked_fill(items < 0, -torch.inf)
-
-    def bound(self, last):
-        """Return what no item scores more than, (P,), if its parts are at most `last`, (P, m)."""
-        bound = self.gamma(last.unbind(1))
-        if self.prior is not None:
-            bound = bound + self.prior.max()
-        return bound
-
-
-def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
-    """Return the k best of all items by scoring each of them.
-
-    Args are those of beam_search.
-
-    Returns:
-        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k are left.
-    """
-    return search_all(Query(logp, bloom_map, score, exclude, prior), k)
-
-
-@torch.no_grad()
-def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None, prior=None):
-    """Return the k best of the items that have a bucket in a beam. [SB §2.5 Alg.1]
-
-    If they are certified, they are the k best of all items: beam_search_reference says why. A
-    certificate is about the search, not about the model. Items with equal scores come in any order.
-
-    Args:
-        logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp.
-            Unnormalized logits (P, m, R) do as well with "sum".
-        bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
-        k: int, items to return, N at most.
-        beam: int, B, buckets of each map to look into.
-        rounds: int, 1 or more. Each round after the first searches with twice the beam where the
-            items are not certified yet. None: until all are.
-        score: a key of SCORES.
-        exclude: int64 (P, E), items that may not be returned, below N, -1 for none; or None.
-        prior: float (N,), finite, which is added to the score of each item, as popularity_prior
-            returns it; or None.
-
-    Returns:
-        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k items are
-        reached; certified bool (P,); and num_scored int64 (P,), how many items the last round of a
-        position scored, N if it scored all.
-
-    Raises:
-        ValueError: If logp, exclude or prior does not fit, or logp has NaN.
-
-    Example:
-        bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
-        logits = torch.randn(8, 2, 4_000)  # of your model
-        logp = hash_logp(logits, bloom_map, one_softmax=False)
-        ids, scores, certified, num_scored = beam_search(logp, bloom_map)
-    """
-    query = Query(logp, bloom_map, score, exclude, prior)
-    ids, scores, certified, num_scored = search_round(query, k, beam)
-    turn = 1
-    while not certified.all() and (rounds is None or turn < rounds):  # [Alg.1 l.3]: 2B, 4B, ...
-        beam *= 2
-        if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
-            beam = bloom_map.buckets  # such beams may hold all N items: score all directly
-        todo = (~certified).nonzero().squeeze(1)  # positions without a certificate
-        again = search_round(query.at(todo), k, beam)
-        ids[todo], scores[todo], certified[todo], num_scored[todo] = again
-        turn += 1
-    return ids, scores, certified, num_scored  # [Alg.1 l.8]
-
-
-def search_round(query, k, beam):
-    """Return what beam_search does, after one round with the B best buckets of each map.
-
-    The example at the top of this file, k 1 and B 2, as probabilities in place of logarithms:
-
-        beams     map 0: 0.6 a b, 0.3 c d      map 1: 0.7 c e, 0.2 b d
-        bound     0.3 · 0.2 = 0.06
-        items     a b c d e, of these the best is c: 0.3 · 0.7 = 0.21, certified as 0.21 >= 0.06
-    """
-    if beam >= query.bloom_map.buckets:  # no item is outside
-        ids, scores = search_all(query, k)
-        num_scored = torch.full_like(ids[:, 0], query.bloom_map.n_items)
-        certified = torch.ones_like(num_scored, dtype=torch.bool)
-        return ids, scores, certified, num_scored
-    # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
-    values, beams = top_buckets(query.logp, beam)  # (P, m, B) each, the best first
-    # [Alg.1 l.4]: the bound, the score of those last buckets
-    bound = query.bound(values[:, :, -1])  # (P,)
-    # [Alg.1 l.5]: score each item that has a bucket in a beam
-    k = min(k, query.bloom_map.n_items)
-    items = list_candidates(query, beams, k)  # (P, C), -1 for none
-    num_scored = (items >= 0).sum(1)  # (P,)
-    # [Alg.1 l.6]: the best of them
-    scores, place = query.score(items).topk(k)  # (P, k)
-    ids = items.gather(1, place).masked_fill(scores == -torch.inf, -1)  # (P, k)
-    # [Alg.1 l.7]: the k-th item reaches the bound
-    certified = scores[:, -1] >= bound  # (P,)
-    return ids, scores, certified, num_scored
-
-
-@torch.no_grad()
-def search_all(query, k):
-    """Return the k best of all items, ids and scores, as exhaustive does."""
-    num_positions = len(query.logp)
-    k = min(k, query.bloom_map.n_items)
-    ids = torch.empty(num_positions, k, dtype=torch.int64, device=query.logp.device)
-    scores = query.logp.new_empty(ids.shape)
-    for p in range(num_positions):  # one at a time, as a position has N scores
-        scores[p], ids[p] = query.score_all(p).topk(k)
-    return ids.masked_fill(scores == -torch.inf, -1), scores
-
-
-def list_candidates(query, beams, k):
-    """Return the items of the beams, each once: int64 (P, C), -1 for none or an excluded item.
-
-    Args:
-        query: Query.
-        beams: int64 (P, m, B), buckets.
-        k: int, the least C; else C is m · B · alpha.
-    """
-    columns = []
-    for j, items_of_bucket in enumerate(query.members):  # (R, alpha)
-        items = items_of_bucket[beams[:, j]]  # (P, B, alpha)
-        columns.append(items.flatten(1))
-    items = torch.cat(columns, 1)  # (P, C)
-    # an item may be in the beams of several maps: sort, and drop those that repeat the one before
-    items = items.sort(1).values.long()
-    is_repeated = items[:, 1:] == items[:, :-1]
-    items[:, 1:].masked_fill_(is_repeated, -1)
-    for excluded in query.exclude.unbind(1):  # (P,)
-        items.masked_fill_(items == excluded.unsqueeze(1), -1)
-    num_missing = max(k - items.shape[1], 0)
-    return F.pad(items, (0, num_missing), value=-1)
-
-
-def top_buckets(logp, num):
-    """Return logp.topk(num), (P, m, num) each, faster on a CPU from about 20,000 buckets on.
-
-    Cut the R buckets into blocks of 64, and take the num blocks with the largest maxima. A bucket
-    of another block is not among the best num, as those maxima are at least as large. The rest, the
-    R mod 64 buckets after the last block, may be.
-    """
-    P, m, R = logp.shape
-    num_blocks = R // BLOCK
-    if num_blocks <= num:
-        return logp.topk(num)
-    whole = num_blocks * BLOCK  # buckets in blocks
-    blocks = logp[:, :, :whole].unflatten(2, (-1, BLOCK))  # (P, m, blocks, BLOCK)
-    best_blocks = blocks.amax(3).topk(num).indices  # (P, m, num)
-    inside = torch.arange(BLOCK, device=logp.device)
-    likely = best_blocks.unsqueeze(3) * BLOCK + inside  # (P, m, num, BLOCK), buckets
-    rest = torch.arange(whole, R, device=logp.device)
-    likely = torch.cat([likely.flatten(2), rest.expand(P, m, -1)], 2)
-    likely_logp = logp.gather(2, likely)
-    values, place = likely_logp.topk(num)
-    return values, likely.gather(2, place)
-
-
-def check_query(logp, bloom_map, exclude, prior):
-    """Raise a ValueError for what a search would answer wrongly in silence."""
-    if logp.shape[1:] != (bloom_map.m, bloom_map.buckets):
-        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
-                         f"got {[*logp.shape]}.")
-    if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
-        raise ValueError("logp: expected log-probabilities, got NaN.")
-    # a mask of bool (P, N) would be read as the items 0 and 1
-    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
-        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
-                         f"got {exclude.dtype} {[*exclude.shape]}.")
-    if prior is None:
-        return
-    if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN would rank first
-        raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
-                         f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
-
-
-# A prior for the score
-
-
-def popularity_prior(counts, bloom_map):
-    """Return log P(item) - Σ_j log P(bucket of the item in map j), a prior for the score "sum".
-
-    A sum of log p cannot know which item of a bucket is popular: p is the probability of all alpha
-    items of the bucket together. Even a model that knows nothing but how often each bucket occurs
-    would rank items wrongly. Here item a was seen 8 times, b, c and d never, and each count is
-    raised by 1, so that no probability is 0:
-
-        map 0   a b | c d    P 10/12 | 2/12                  a      b      c      d
-        map 1   a c | b d    P 10/12 | 2/12    Π P(bucket)   0.69   0.14   0.14   0.03
-                                               P(item)       0.75   0.08   0.08   0.08
-                                               exp(prior)    1.08   0.60   0.60   3.00
-
-    b and c gain from the popularity of a, with which they share a bucket. The prior takes that
-    back: score + prior is log P(item). If a model knows more, and its m predictions are independent
-    of each other for each item, score + prior is log P(item | input) up to a constant.
-
-    It costs speed. The bound adds the largest prior of all items, so it is looser, and beams are
-    wider until items are certified.
-
-    Args:
-        counts: int (N,), how often each item occurs in the training sets.
-        bloom_map: BloomMap or ItemMap.
-
-    Returns:
-        float32 (N,), a tensor.
-    """
-    counts = np.asarray(counts) + 1.0
-    total = counts.sum()
-    prior = np.log(counts / total)
-    for column in bloom_map.digest.T:  # (N,), the bucket of each item
-        count_of_bucket = np.bincount(column, counts)
-        share = count_of_bucket[column] / total  # (N,)
-        prior -= np.log(share)
-    return torch.from_numpy(prior).float()
-
-
-# Random orders, and digests that differ
-
-
-def random_order(n, *key):
-    """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key alone.
-
-    Each of 0 .. n-1 gets a random number of the generator splitmix64, and they are sorted by it.
-    The seed of the generator is a number that mixes the ints of the key, one after another.
-    """
-    start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
-    for part in key:
-        start = mix_bits(start + np.uint64(part) + GOLDEN_STEP)
-    numbers = mix_bits(start + np.arange(n, dtype=np.uint64) * GOLDEN_STEP)  # no two are equal
-    return np.argsort(numbers)
-
-
-def mix_bits(x):
-    """Mix numbers uint64 (n,) as splitmix64 does: a change of one bit changes about 32 of 64.
-
-    Each line can be undone, so different numbers stay different. The constants are the published
-    ones.
-    """
-    x = x ^ (x >> np.uint64(30))
-    x = x * np.uint64(0xBF58476D1CE4E5B9)
-    x = x ^ (x >> np.uint64(27))
-    x = x * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def swap_repeated(digest, seed):
@@ -608,145 +202,346 @@ def swap_repeated(digest, seed):
     return False
 
 
-# Coherent maps: similar items in one bucket. Nothing above needs them
+# Hash tokens to items: score all of them
+
+# The score of an item is gamma(parts). parts is a list of m tensors, one for each map: the
+# log-probability of the item's bucket, or those of many items. By "sum", the parts log 0.3 and
+# log 0.7 give log 0.21. gamma must not fall when a part grows: the certificate of the beam search
+# rests on that. [SB App. C]
+SCORES = {
+    "sum": sum,
+    "min": lambda parts: torch.stack(parts).amin(0),
+    "max": lambda parts: torch.stack(parts).amax(0),
+}
 
 
-def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
-    """Return a Bloom map whose buckets have similar items. [SB App. D]
-
-    The most frequent free item opens a bucket, which the alpha - 1 nearest free items fill, and so
-    on. Where possible, items share one bucket at most. Ten thousand items take seconds, a million
-    take hours.
-
-    A coherent bucket is a topic, which a set predicts more easily than a random bucket. But such
-    maps tell the items of a topic apart no longer: with 0, 1 and 2 coherent maps of 2, Simple
-    Wikipedia has rec@1 0.120, 0.116, 0.086, and certificates for 7, 68, 98 % of the lists
-    (results/simplewiki.json).
-
-    Args:
-        items: as in item_vectors.
-        sizes: as in item_vectors.
-        n_items: int, N.
-        alpha: as in BloomMap.
-        m: as in BloomMap.
-        seed: as in BloomMap.
-        coherent: int, number of maps built so. The others are random.
-    """
-    vectors = item_vectors(items, sizes, n_items, seed=seed)
-    frequency = np.bincount(items, minlength=n_items)
-    by_frequency = np.argsort(-frequency, kind="stable")
-    orders = []
-    digest = np.empty((n_items, coherent), np.int32)
-    for j in range(coherent):
-        order = []
-        free = by_frequency
-        while len(free) > 0:
-            chosen = pick_similar(free, vectors, digest[:, :j], alpha)
-            order.extend(chosen)
-            free = free[~np.isin(free, chosen)]
-        orders.append(order)
-        digest[:, j] = cut_order(order, alpha)
-    orders += [random_order(n_items, seed, j) for j in range(coherent, m)]
-    return BloomMap(n_items, alpha, m, seed, orders)
-
-
-def pick_similar(free, vectors, earlier, alpha):
-    """Return the first free item and its alpha - 1 nearest.
-
-    An item that shares a bucket of an earlier map with a chosen one is chosen last. Here alpha is
-    4, and the free items are 0 to 4:
-
-        item (nearest first)         0    1    2    3    4
-        bucket in the earlier map    0    0    1    1    2
-        chosen                       1st  4th  2nd       3rd
-
-    1 and 3 share a bucket with 0 and with 2, so they wait until no other item is left.
+@torch.no_grad()
+def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
+    """Return the k best of all items by scoring each of them.
 
     Args:
-        free: int (number of free items,), the most frequent first.
-        vectors: float (N, width).
-        earlier: int (N, maps), the buckets of each item in earlier maps.
-    """
-    similarity = vectors[free] @ vectors[free[0]]
-    similarity[0] = np.inf  # itself first
-    near = free[np.argsort(-similarity, kind="stable")]  # nearest first
-    near_buckets = earlier[near]  # (n, maps)
-    is_free = np.ones(len(near), bool)
-    is_sharing = np.zeros(len(near), bool)  # a bucket, with a chosen item
-    chosen = []
-    for _ in range(min(alpha, len(near))):
-        candidates = is_free & ~is_sharing
-        if not candidates.any():
-            candidates = is_free
-        best = candidates.argmax()  # the first True, the nearest candidate
-        chosen.append(near[best])
-        is_free[best] = False
-        is_sharing |= (near_buckets == near_buckets[best]).any(1)
-    return chosen
-
-
-def item_vectors(items, sizes, n_items, width=64, seed=0):
-    """Return a vector for each item: items of the same item sets point the same way. [SB App. D]
-
-    A is a sparse matrix (sets, items) that has, for each item of each set,
-
-        1 / √(number of sets of the item · number of items of the set).
-
-    So a large set counts for less. The similarity of two items is the cosine of their columns. The
-    item factor cancels in the cosine; it only keeps frequent items from filling the largest
-    singular values. The sets {0, 1}, {0, 2} and {1, 2, 3}:
-
-        A   0.50  0.50  0     0         columns 0 and 1   0.50 · 0.50 = 0.25      cosine 0.55
-            0.50  0     0.50  0         columns 1 and 2   0.41 · 0.41 = 0.17      cosine 0.40
-            0     0.41  0.41  0.58      columns 0 and 3                 0         cosine 0
-
-    A column has a number for each set, which may be millions. The singular value decomposition
-    A = U Σ Vᵀ replaces it by `width` numbers: the rows of V Σ, with the largest singular values
-    alone, have about the same cosines as the columns of A.
-
-    Args:
-        items: int (links,), the items of all sets, set after set.
-        sizes: int (sets,), items of each set.
-        n_items: int, N.
-        width: int, size of a vector.
-        seed: int, of the first V.
+        logp: float (P, m, R), log-probabilities of the buckets of each map, as of hash_logp.
+            Unnormalized logits (P, m, R) do as well with "sum".
+        bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
+        k: int, items to return, N at most.
+        score: a key of SCORES. An item of score -inf is never returned.
+        exclude: int64 (P, E), items that may not be returned, below N, -1 for none; or None.
+        prior: float (N,), finite, which is added to the score of each item, as
+            coherent.popularity_prior returns it; or None.
 
     Returns:
-        float32 (N, width). An item of no set is 0.
+        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k are left.
+
+    Raises:
+        ValueError: If logp, exclude or prior does not fit, or logp has NaN.
     """
-    num_sets = len(sizes)
-    sets = np.repeat(np.arange(num_sets), sizes)  # (links,), the set of each link
-    sets_of_item = np.bincount(items, minlength=n_items)  # (N,)
-    weight = 1 / np.sqrt(sets_of_item[items] * sizes[sets])  # (links,), the numbers of A
-
-    # Power iteration: a product with Aᵀ A stretches the directions of large singular values most,
-    # so random columns turn toward them. qr keeps the columns from all becoming the first one
-    V = np.random.default_rng(seed).standard_normal((n_items, min(width, n_items)))
-    for _ in range(POWER_ITERATIONS):
-        AV = multiply_sparse(sets, items, weight, V, num_sets)  # (sets, width)
-        AAV = multiply_sparse(items, sets, weight, AV, n_items)  # (N, width), Aᵀ A V
-        V, _ = np.linalg.qr(AAV)  # orthogonal columns of length 1
-
-    # The columns of V span the right space, but are mixtures of the singular vectors. The
-    # eigenvectors of (A V)ᵀ A V, (width, width), separate them, and its eigenvalues are Σ²
-    AV = multiply_sparse(sets, items, weight, V, num_sets)
-    squares, rotation = np.linalg.eigh(AV.T @ AV)
-    sigma = np.sqrt(np.maximum(squares, 0))  # rounding may make 0 negative
-    vectors = (V @ rotation) * sigma  # V Σ
-
-    length = np.linalg.norm(vectors, axis=1, keepdims=True)
-    vectors = vectors / np.maximum(length, 1e-12)
-    vectors[sets_of_item == 0] = 0
-    return vectors.astype(np.float32)
+    exclude, prior = read_query(logp, bloom_map, exclude, prior)  # (P, E), (N,) or None
+    digest, _ = bloom_map.tables_on(logp.device)  # (N, m)
+    k = min(k, bloom_map.n_items)
+    ids = torch.empty(len(logp), k, dtype=torch.int64, device=logp.device)
+    scores = logp.new_empty(ids.shape)
+    for p in range(len(logp)):  # one at a time, as a position has N values
+        parts = []
+        for j in range(bloom_map.m):
+            parts.append(logp[p, j].index_select(0, digest[:, j]))  # (N,)
+        values = SCORES[score](parts)  # (N,)
+        if prior is not None:
+            values = values + prior
+        excluded = exclude[p]
+        values[excluded[excluded >= 0]] = -torch.inf  # -1 is none
+        scores[p], ids[p] = values.topk(k)
+    return ids.masked_fill(scores == -torch.inf, -1), scores
 
 
-def multiply_sparse(rows, columns, numbers, x, num_rows):
-    """Return A @ x, (num_rows, width); A has numbers[i] at row rows[i] and column columns[i]."""
-    products = []
-    for vector in x.T:
-        terms = numbers * vector[columns]
-        products.append(np.bincount(rows, terms, num_rows))  # the sum of the terms of each row
-    return np.stack(products, 1)
+# The beam search: score the items of likely buckets, and prove that no other is better
+
+
+def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=(), prior=None):
+    """Search one position in plain loops, with one beam width. [SB §2.5 Alg.1]
+
+    The beam of a map has its B best buckets. For example, two maps of the items a to f. The numbers
+    are probabilities, and their products stand for sums of logarithms:
+
+        map 0     0.6  a b     0.3  c d     0.1  e f
+        map 1     0.7  c e     0.2  b d     0.1  a f
+
+        B    scored       the best of them       bound
+        1    a b c e      c 0.3 · 0.7 = 0.21     0.6 · 0.7 = 0.42     d or f may be better
+        2    a b c d e    c 0.3 · 0.7 = 0.21     0.3 · 0.2 = 0.06     f is not: c is certified
+
+    Why certified items are the k best of all items that may be returned:
+
+        1. Call an item outside if none of its m buckets is in a beam. All others are scored.
+        2. In each map the bucket of an item outside is at most as likely as the last of the beam.
+        3. gamma does not fall when a part grows. So an item outside scores at most the bound, which
+           is gamma of the last buckets of the m beams, plus the largest prior of all items.
+        4. If the k-th best of the scored items reaches the bound, no item outside scores more.
+
+    Args:
+        logp: float (m, R), log-probabilities of the buckets of each map.
+        bloom_map: BloomMap or ItemMap.
+        k: int, items to return.
+        beam: int, B.
+        score: a key of SCORES.
+        exclude: list of items that may not be returned.
+        prior: list of N finite floats, which are added to the scores of the items; or None.
+
+    Returns:
+        ids list[int] and scores list[float], best first, -1 and -inf where fewer than k items are
+        reached; and certified bool.
+    """
+    gamma = SCORES[score]
+    m, R = logp.shape
+    k = min(k, bloom_map.n_items)
+    if prior is None:
+        prior = [0.0] * bloom_map.n_items
+    # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
+    ranked = logp.argsort(dim=1, descending=True)  # (m, R), the best first
+    beams = ranked[:, :beam].tolist()  # m lists of B buckets
+    # [Alg.1 l.4]: the bound, the score of those last buckets
+    last = [logp[j, beams[j][-1]] for j in range(m)]
+    bound = gamma(last) + max(prior)
+    # [Alg.1 l.5]: score each item that has a bucket in a beam
+    pairs = [(-math.inf, -1)] * k  # returned where fewer than k items are reached
+    for item, row in enumerate(bloom_map.digest.tolist()):  # row: m buckets
+        is_candidate = any(row[j] in beams[j] for j in range(m))
+        if is_candidate and item not in exclude:
+            parts = [logp[j, row[j]] for j in range(m)]
+            value = float(gamma(parts) + prior[item])
+            if value > -math.inf:
+                pairs.append((value, item))
+    # [Alg.1 l.6]: the best of them
+    best = sorted(pairs, reverse=True)[:k]
+    scores = [value for value, _ in best]
+    ids = [item for _, item in best]
+    # [Alg.1 l.7]: the k-th item reaches the bound, or no item is outside
+    certified = bool(scores[-1] >= bound) or beam >= R
+    return ids, scores, certified
+
+
+# The same result, faster: all positions at once, and only the items of the beams
+
+
+@torch.no_grad()
+def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None, prior=None):
+    """Return the k best of the items that have a bucket in a beam. [SB §2.5 Alg.1]
+
+    If they are certified, they are the k best of all items: beam_search_reference says why. A
+    certificate is about the search, not about the model. Items with equal scores come in any order.
+
+    Args:
+        beam: int, B, buckets of each map to look into.
+        rounds: int, 1 or more. Each round after the first searches with twice the beam where the
+            items are not certified yet. None: until all are.
+        logp, bloom_map, k, score, exclude, prior: as in exhaustive.
+
+    Returns:
+        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k items are
+        reached; certified bool (P,); and num_scored int64 (P,), how many items the last round of a
+        position scored, N if it scored all.
+
+    Raises:
+        ValueError: If logp, exclude or prior does not fit, or logp has NaN.
+
+    Example:
+        bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
+        logits = torch.randn(8, 2, 4_000)  # of your model
+        logp = logits.log_softmax(-1)
+        ids, scores, certified, num_scored = beam_search(logp, bloom_map)
+    """
+    exclude, prior = read_query(logp, bloom_map, exclude, prior)
+    ids, scores, certified, num_scored = search_round(
+        logp, bloom_map, k, beam, score, exclude, prior)
+    turn = 1
+    while not certified.all() and (rounds is None or turn < rounds):  # [Alg.1 l.3]: 2B, 4B, ...
+        beam *= 2
+        if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
+            beam = bloom_map.buckets  # such beams may hold all N items: score all directly
+        todo = (~certified).nonzero().squeeze(1)  # positions without a certificate
+        again = search_round(logp[todo], bloom_map, k, beam, score, exclude[todo], prior)
+        ids[todo], scores[todo], certified[todo], num_scored[todo] = again
+        turn += 1
+    return ids, scores, certified, num_scored  # [Alg.1 l.8]
+
+
+def search_round(logp, bloom_map, k, beam, score, exclude, prior):
+    """Return what beam_search does after one round, by the steps of beam_search_reference."""
+    if beam >= bloom_map.buckets:  # no item is outside
+        ids, scores = exhaustive(logp, bloom_map, k, score, exclude, prior)
+        num_scored = torch.full_like(ids[:, 0], bloom_map.n_items)
+        certified = torch.ones_like(num_scored, dtype=torch.bool)
+        return ids, scores, certified, num_scored
+    gamma = SCORES[score]
+    digest, members = bloom_map.tables_on(logp.device)  # (N, m), (m, R, alpha)
+    k = min(k, bloom_map.n_items)
+    # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
+    beam_logp, beams = top_buckets(logp, beam)  # (P, m, B) each, the best first
+    # [Alg.1 l.4]: the bound, the score of those last buckets
+    last = beam_logp[:, :, -1]  # (P, m)
+    bound = gamma(last.unbind(1))  # (P,)
+    if prior is not None:
+        bound = bound + prior.max()
+    # [Alg.1 l.5]: score each item that has a bucket in a beam
+    items = list_candidates(members, beams, exclude, k)  # (P, candidates), -1 for none
+    parts = []
+    for j in range(bloom_map.m):
+        column = digest[:, j]  # (N,)
+        buckets = column[items].long()  # (P, candidates); -1 reads the last item, masked below
+        parts.append(logp[:, j].gather(1, buckets))
+    values = gamma(parts)  # (P, candidates)
+    if prior is not None:
+        values = values + prior[items]
+    values = values.masked_fill(items < 0, -torch.inf)
+    num_scored = (items >= 0).sum(1)  # (P,)
+    # [Alg.1 l.6]: the best of them
+    scores, place = values.topk(k)  # (P, k)
+    ids = items.gather(1, place).masked_fill(scores == -torch.inf, -1)  # (P, k)
+    # [Alg.1 l.7]: the k-th item reaches the bound
+    certified = scores[:, -1] >= bound  # (P,)
+    return ids, scores, certified, num_scored
+
+
+def list_candidates(members, beams, exclude, k):
+    """Return the items of the beams, each once: int64 (P, candidates), -1 for none.
+
+    At one position, with the items a to f of beam_search_reference as 0 to 5, B 2 and 3 excluded:
+
+        items of the beams         0 1, 2 3 of map 0     2 4, 1 3 of map 1
+        sorted                     0  1  1  2  2  3  3  4
+        returned                   0  1 -1  2 -1 -1 -1  4
+
+    Args:
+        members: int32 (m, R, alpha), of the map.
+        beams: int64 (P, m, B), buckets.
+        exclude: int64 (P, E), items to leave out.
+        k: int, the least number of candidates, to which -1 is appended; else it is m · B · alpha.
+    """
+    columns = []
+    for j, items_of_bucket in enumerate(members):  # (R, alpha)
+        items = items_of_bucket[beams[:, j]]  # (P, B, alpha)
+        columns.append(items.flatten(1))
+    items = torch.cat(columns, 1)  # (P, m · B · alpha)
+    # an item may be in the beams of several maps: sort, and drop those that repeat the one before
+    items = items.sort(1).values.long()
+    is_repeated = items[:, 1:] == items[:, :-1]
+    items[:, 1:].masked_fill_(is_repeated, -1)
+    for excluded in exclude.unbind(1):  # (P,)
+        items.masked_fill_(items == excluded.unsqueeze(1), -1)
+    num_missing = max(k - items.shape[1], 0)
+    return F.pad(items, (0, num_missing), value=-1)
+
+
+def top_buckets(logp, num):
+    """Return logp.topk(num), (P, m, num) each, faster on a CPU from about 20,000 buckets on.
+
+    Cut the R buckets into blocks of 64, and take the num blocks with the largest maxima. A bucket
+    of another block is not among the best num, as those maxima are at least as large. The rest, the
+    R mod 64 buckets after the last block, may be.
+    """
+    P, m, R = logp.shape
+    num_blocks = R // BLOCK
+    if num_blocks <= num:
+        return logp.topk(num)
+    whole = num_blocks * BLOCK  # buckets in blocks
+    blocks = logp[:, :, :whole].unflatten(2, (-1, BLOCK))  # (P, m, blocks, BLOCK)
+    best_blocks = blocks.amax(3).topk(num).indices  # (P, m, num)
+    inside = torch.arange(BLOCK, device=logp.device)
+    likely = best_blocks.unsqueeze(3) * BLOCK + inside  # (P, m, num, BLOCK), buckets
+    rest = torch.arange(whole, R, device=logp.device)
+    likely = torch.cat([likely.flatten(2), rest.expand(P, m, -1)], 2)
+    likely_logp = logp.gather(2, likely)
+    values, place = likely_logp.topk(num)
+    return values, likely.gather(2, place)
+
+
+# The logits of Superbloom to log-probabilities of buckets
+
+
+def hash_logp(logits, bloom_map):
+    """Return the log-probabilities of each map's buckets, float32 (P, m, R). [SB §2.3]
+
+    At each position Superbloom has m rows of logits. Row j predicts the bucket in map j, but its
+    softmax is over m blocks, each of the R buckets of a map and s special tokens. Only the buckets
+    of block j are read from row j, here marked + (m 2, R 2, s 1):
+
+                 block 0   block 1
+        row 0    + + .     . . .
+        row 1    . . .     + + .
+
+    The probabilities of a row's + add up to less than 1. That lowers all scores by "sum" alike. It
+    does not lower those by "min" or "max" alike, so the order of items may change.
+
+    Where each map has a softmax of its own, logits (P, m, R) need logits.log_softmax(-1) alone.
+
+    Args:
+        logits: float (P, m, m·(R + s)). Those of bfloat16 become float32, so that fewer tie.
+        bloom_map: the model's own BloomMap. A wrong R passes unnoticed up to the width of a block;
+            the searches refuse a larger one.
+    """
+    m = bloom_map.m
+    assert logits.shape[1] == m, f"logits: expected {m} rows of each position"
+    logp = logits.log_softmax(-1, dtype=torch.float32)
+    blocks = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, R + s)
+    rows = []
+    for j in range(m):
+        rows.append(blocks[:, j, j, :bloom_map.buckets])  # (P, R)
+    return torch.stack(rows, 1)
+
+
+# Random orders
+
+
+def random_order(n, *key):
+    """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key alone.
+
+    Each of 0 .. n-1 gets a random number of the generator splitmix64, and they are sorted by it.
+    The seed of the generator is a number that mixes the ints of the key, one after another.
+    """
+    start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
+    for part in key:
+        start = mix_bits(start + np.uint64(part) + GOLDEN_STEP)
+    numbers = mix_bits(start + np.arange(n, dtype=np.uint64) * GOLDEN_STEP)  # no two are equal
+    return np.argsort(numbers)
+
+
+def mix_bits(x):
+    """Mix numbers uint64 (n,) as splitmix64 does: a change of one bit changes about 32 of 64.
+
+    Each line can be undone, so different numbers stay different. The constants are the published
+    ones.
+    """
+    x = x ^ (x >> np.uint64(30))
+    x = x * np.uint64(0xBF58476D1CE4E5B9)
+    x = x ^ (x >> np.uint64(27))
+    x = x * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+# The arguments of a search
+
+
+def read_query(logp, bloom_map, exclude, prior):
+    """Return exclude, (P, 0) for None, and prior, in the dtype and on the device of logp.
+
+    Raises a ValueError for what a search would answer wrongly in silence.
+    """
+    if logp.shape[1:] != (bloom_map.m, bloom_map.buckets):
+        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
+                         f"got {[*logp.shape]}.")
+    if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
+        raise ValueError("logp: expected log-probabilities, got NaN.")
+    if exclude is None:
+        exclude = torch.empty(len(logp), 0, dtype=torch.int64, device=logp.device)
+    # a mask of bool (P, N) would be read as the items 0 and 1
+    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
+        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
+                         f"got {exclude.dtype} {[*exclude.shape]}.")
+    if prior is not None:
+        prior = prior.to(logp)
+        if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN ranks first
+            raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
+                             f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
+    return exclude, prior
 
 
 # Demo

@@ -467,7 +467,10 @@ class ItemSearch(MaskReadout):
         items = self.predictor.candidates.items
         item_map = self.predictor.candidates.item_map
         # (M, m, R): m hashes of an item
-        logp = hash_logp(logits, item_map, one_softmax=self.predictor.tokenizer.is_fixed)
+        if self.predictor.tokenizer.is_fixed:
+            logp = hash_logp(logits, item_map)
+        else:  # a sketch: each hash has a softmax of its own
+            logp = logits.log_softmax(-1, dtype=torch.float32)
         shown = self.list_shown(example).to(logits.device).expand(len(logp), -1)  # (M, E)
         # without a limit of rounds the search goes on until the k best are certified
         best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)

@@ -37,7 +37,8 @@ import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
 from attention import outside_share
-from bloom import BloomMap, ItemMap, beam_search, coherent_map, exhaustive, popularity_prior
+from bloom import BloomMap, ItemMap, beam_search, exhaustive
+from coherent import coherent_map, popularity_prior
 from data.corpus import Corpus, prepare
 from data.classification import METRICS
 from data.squad import exact_and_f1, normalize_answer

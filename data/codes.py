@@ -34,7 +34,8 @@ from tokenizer import FIRST_WORD_ID, MAX_UNKNOWN, UNK, HashTokenizer, make_token
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / name for name in (  # they decide on codes and maps
-    "bloom.py", "data/coders.py", "hashing.py", "data/items.py", "tokenizer.py", "data/codes.py")]
+    "bloom.py", "coherent.py", "data/coders.py", "hashing.py", "data/items.py", "tokenizer.py",
+    "data/codes.py")]
 MAX_HASHED = 20_000  # words that a process hashes at a time
 
 

@@ -16,7 +16,8 @@ A page is an item set. It has no order: the model adds no positions to its items
 import numpy as np
 import torch
 
-from bloom import coherent_map, random_order
+from bloom import random_order
+from coherent import coherent_map
 from data.batches import EVALUATION, ORDER, SEGMENTS, Batches, Draw, RowGenerator, divide, pad_batch
 from support.common import InputError
 from tokenizer import FIRST_WORD_ID

@@ -12,9 +12,7 @@ import pytest
 import torch
 
 import bloom
-from bloom import BloomMap, ItemMap, beam_search, beam_search_reference, coherent_map, exhaustive
-from bloom import hash_logp, item_vectors
-from tests.helpers import ROOT
+from bloom import BloomMap, ItemMap, beam_search, beam_search_reference, exhaustive, hash_logp
 
 # Bloom maps
 
@@ -97,67 +95,6 @@ def test_bloom_map_of_another_seed_is_refused_at_load():
 def test_bloom_map_that_cannot_be_is_refused(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         BloomMap(**arguments)
-
-
-# Coherent maps
-
-
-def sets_of_two_topics():
-    """Return 300 sets, of even items or of odd ones below 40: items, set after set, and sizes."""
-    rng = np.random.default_rng(0)
-    items = []
-    sizes = rng.integers(4, 9, 300)
-    for i, size in enumerate(sizes):
-        topic = np.arange(i % 2, 40, 2)
-        items.extend(rng.choice(topic, size, replace=False))
-    return np.array(items), sizes
-
-
-@pytest.mark.parametrize("width", [2, 40])  # of topics, of single items
-def test_item_vectors_are_singular_vectors(width):
-    """[SB App. D] The same cosines as with numpy's decomposition of the whole matrix."""
-    items, sizes = sets_of_two_topics()
-    sets = np.repeat(np.arange(300), sizes)
-    A = np.zeros((300, 40))
-    A[sets, items] = 1
-    A /= np.sqrt(A.sum(0) * sizes[:, None])
-    _, s, Vt = np.linalg.svd(A)
-    expected = Vt[:width].T * s[:width]  # (items, width), the leading ones
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    vectors = item_vectors(items, sizes, 40, width)
-    difference = vectors @ vectors.T - expected @ expected.T
-    assert np.abs(difference).max() < 1e-3
-
-
-def test_item_vectors_of_few_sets_have_length_one():
-    """20 sets have fewer singular vectors than the 64 dimensions. Items of no set are 0."""
-    items = np.random.default_rng(1).integers(0, 200, 60)
-    vectors = item_vectors(items, np.full(20, 3), 200)
-    assert vectors.dtype == np.float32
-    has_set = np.isin(np.arange(200), items)
-    lengths = np.linalg.norm(vectors, axis=1)
-    assert np.allclose(lengths, has_set, atol=1e-5)
-
-
-def test_coherent_map_keeps_similar_items_together():
-    """No two items share two buckets. Still most buckets of map 1 are of one topic, too."""
-    items, sizes = sets_of_two_topics()
-    bloom_map = coherent_map(items, sizes, 40, 4, coherent=2)
-    assert_is_bloom_map(bloom_map, 40, 4)
-    most_frequent = np.bincount(items).argmax()
-    assert most_frequent in bloom_map.members[0, 0]
-    topics = bloom_map.members % 2  # (m, 10, 4)
-    is_pure = (topics == topics[:, :, :1]).all(2)
-    assert is_pure[0].all()
-    assert is_pure[1].sum() >= 6  # of a random map about one
-
-
-def test_coherent_map_is_loaded_with_its_orders():
-    items = np.random.default_rng(0).integers(0, 400, 900)
-    bloom_map = coherent_map(items, np.full(300, 3), 400, 10, coherent=2)
-    assert_is_bloom_map(bloom_map, 400, 10)
-    loaded = BloomMap.load(bloom_map.state())
-    assert np.array_equal(loaded.digest, bloom_map.digest)
 
 
 # Beam search
@@ -287,29 +224,6 @@ def test_exhaustive_search_adds_the_prior_to_each_item():
     assert scores[0].tolist() == pytest.approx([expected[item] for item in ids[0]])
 
 
-def test_popularity_prior_makes_a_model_that_knows_nothing_rank_items_by_frequency():
-    """It predicts each bucket by its frequency. Then score + prior is log P(item), in both maps."""
-    counts = np.random.default_rng(0).integers(0, 50, 901)
-    for bloom_map in (BloomMap(901, 7, m=3), ItemMap(np.arange(1802).reshape(901, 2) % 31, 40)):
-        P = torch.from_numpy((counts + 1) / (counts + 1).sum())  # (N,)
-        frequency = torch.zeros(bloom_map.m, bloom_map.buckets, dtype=P.dtype)
-        for j, column in enumerate(bloom_map.digest.T):
-            frequency[j].index_add_(0, torch.from_numpy(column), P)
-        prior = bloom.popularity_prior(counts, bloom_map)
-        logp = frequency.log().unsqueeze(0)  # -inf for a bucket without items
-        _, scores, certified, _ = beam_search(logp, bloom_map, 20, rounds=None, prior=prior)
-        assert certified.item()
-        expected = P.log().topk(20).values
-        torch.testing.assert_close(scores[0], expected, rtol=0, atol=1e-5)
-
-
-def test_popularity_prior_matches_docstring_example():
-    bloom_map = ItemMap(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]), 2)  # of a b c d
-    prior = bloom.popularity_prior([8, 0, 0, 0], bloom_map)
-    assert prior.exp().tolist() == pytest.approx([1.08, 0.6, 0.6, 3])
-    assert "exp(prior)    1.08   0.60   0.60   3.00" in bloom.popularity_prior.__doc__
-
-
 @pytest.mark.parametrize("search", [exhaustive, beam_search])
 @pytest.mark.parametrize("prior, message", [
     (torch.zeros(5), "prior: expected 6 finite numbers, got [5] with 5 finite."),
@@ -320,19 +234,6 @@ def test_popularity_prior_matches_docstring_example():
 def test_search_with_a_prior_that_does_not_fit_is_refused(search, prior, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         search(torch.zeros(2, 2, 3), BloomMap(6, 2), prior=prior)
-
-
-# Coherent maps in prose
-
-
-def test_coherent_map_quotes_its_recall():
-    """The numbers of the docstring are those of results/simplewiki.json."""
-    rows = json.loads((ROOT / "results/simplewiki.json").read_text())["rows"]
-    rows = [row for row in rows if "of 2 maps coherent" in row["name"]]
-    recalls = ", ".join(f"{row['rec@1']:.3f}" for row in rows)
-    shares = ", ".join(f"{100 * row['certified']:.0f}" for row in rows)
-    text = " ".join(coherent_map.__doc__.split())
-    assert f"rec@1 {recalls}, and certificates for {shares} % of the lists" in text
 
 
 # Logits
@@ -349,20 +250,19 @@ def test_hash_logp_takes_the_block_of_each_map():
 
 
 def test_hash_logp_of_bfloat16_has_the_digits_of_float32():
-    logits = torch.randn(4, 2, 3).bfloat16()
-    logp = hash_logp(logits, BloomMap(6, 2), one_softmax=False)
-    assert torch.equal(logp, logits.float().log_softmax(-1))
+    bloom_map = BloomMap(6, 2)
+    logits = torch.randn(4, 2, 2 * 5).bfloat16()
+    logp = hash_logp(logits, bloom_map)
+    assert torch.equal(logp, hash_logp(logits.float(), bloom_map))
 
 
-@pytest.mark.parametrize("width, one_softmax", [
-    (4, True),  # a softmax for each map
-    (10, False),  # one softmax: two blocks of 4 buckets and a special token
-])
-def test_logits_that_are_read_in_the_wrong_form_are_refused(width, one_softmax):
+def test_logits_that_are_read_in_the_wrong_form_are_refused():
     bloom_map = BloomMap(12, 3)  # 4 buckets of a map
-    logp = hash_logp(torch.randn(2, 2, width), bloom_map, one_softmax)
-    with pytest.raises(ValueError, match=r"^logp: expected \(P, 2, 4\)"):
-        beam_search(logp, bloom_map)
+    of_each_map = torch.randn(2, 2, 4)  # a softmax for each map
+    of_all_maps = torch.randn(2, 2, 10)  # one softmax: two blocks of 4 buckets and a special token
+    for logp in (hash_logp(of_each_map, bloom_map), of_all_maps.log_softmax(-1)):
+        with pytest.raises(ValueError, match=r"^logp: expected \(P, 2, 4\)"):
+            beam_search(logp, bloom_map)
 
 
 @pytest.mark.parametrize("search", [exhaustive, beam_search])
