@@ -52,10 +52,10 @@ def predict_part(predictor, part, k):
         except ValueError as error:
             record["error"] = str(error)
             continue
-        record["notes"] = predictor.list_notes(example)
+        record["notes"] = predictor.list_example_notes(example)
         examples.append(example)
         records.append(record)
-    for record, result in zip(records, predictor.predict(examples, k)):
+    for record, result in zip(records, predictor.readout.predict(examples, k)):
         record["prediction"] = result
 
 
@@ -78,11 +78,11 @@ def write_vectors(args, predictor):
         for row, _ in part:
             num_rows += 1
             with blame(f"{args.file}, row {num_rows:,}"):
-                example = predictor.read_for_vector(row)
+                example = predictor.reader.read_for_vector(row)
             if not example.words:
                 num_empty += 1
             examples.append(example)
-        vectors.append(predictor.embed(examples))
+        vectors.append(predictor.embed_examples(examples))
     vectors = np.concatenate(vectors)
     Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
     with open(args.vectors, "wb") as file:  # now: a bad row must not empty an earlier file

@@ -24,7 +24,7 @@ from bloom import hash_logp
 from hashing import MD5, normalize_word, sketch_index
 from infer import Predictor
 from model import Config, Model
-from support import predict_file
+from support import predict_file, runner
 from support.common import InputError, load_checkpoint, save_checkpoint
 from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
@@ -168,7 +168,7 @@ def leaves(value):
 ])
 def test_batch_is_equal_to_one_by_one(untrained, monkeypatch, name, method):
     """Law: the result of a row does not depend on its neighbors, and has its place."""
-    monkeypatch.setattr(infer, "BATCH", 3)
+    monkeypatch.setattr(runner, "BATCH", 3)
     rng = np.random.default_rng(1)
     rows = []
     for size in (1, 9, 2, 30, 3, 3, 17, 1):
@@ -219,7 +219,7 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     row = p.read("the [MASK] cat")
     ids = torch.from_numpy(row.ids).long().unsqueeze(0)  # (1, L)
     [logits] = p.readout.forward(ids, None)
-    [logp] = hash_logp(logits, p.candidates.item_map, one_softmax=False)  # (k, R)
+    [logp] = hash_logp(logits, p.readout.item_map, one_softmax=False)  # (k, R)
     scores = []
     for buckets in sketch_index(p.words, 5, 31, key="s"):
         score = logp[range(5), buckets].sum()
@@ -231,8 +231,7 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
 
 def test_candidates_may_be_words_that_no_text_had(paths):
     words = ["xylophone", "zebra", "unheard", "-", "of"]
-    p = Predictor(paths["missing"])
-    p.set_candidates(words)
+    p = Predictor(paths["missing"], words=words)
     [found] = p.predict_missing("a [MASK]")
     assert sorted(name for name, _ in found["items"]) == sorted(words)
     assert {name for name, _ in p.neighbors("xylophon")} == set(words)
@@ -310,7 +309,7 @@ def test_set_is_read_in_every_form(untrained, row, ids):
     p = untrained["fixed_set"]
     ids = [FIRST_WORD_ID + i for i in ids]
     assert p.read(row).ids.tolist() == [MASK, *ids]
-    assert p.read_for_vector(row).ids.tolist() == ids  # a vector is of the items alone
+    assert p.reader.read_for_vector(row).ids.tolist() == ids  # a vector is of the items alone
 
 
 def test_items_of_a_set_are_not_proposed_again(untrained):
@@ -381,7 +380,7 @@ def test_file_is_read_as_training_reads_it(
     args = infer.build_parser().parse_args(["--file", str(tmp_path / name), *flags])
     [(row, _)] = predict_file.read_file(args, untrained[model])
     assert row == texts
-    untrained[model].read_for_vector(row)
+    untrained[model].reader.read_for_vector(row)
 
 
 @pytest.mark.parametrize("model, content, flags, message", [
@@ -640,9 +639,8 @@ class LetterHash(MD5):
 
 
 def test_neighbors_compare_the_bits_of_a_hash_that_says_so(paths):
-    predictor = Predictor(paths["detect"])
+    predictor = Predictor(paths["detect"], words=["cow", "dog", "cat"])
     predictor.tokenizer.coder.hash = LetterHash()
-    predictor.set_candidates(["cow", "dog", "cat"])
     near = predictor.neighbors("cub", 2)
     assert [word for word, _ in near] == ["cow", "cat"]
     assert [cosine for _, cosine in near] == pytest.approx([1.0, 1.0])
