@@ -14,13 +14,14 @@
 Sources: [HF] Xue & Aletras 2022. [BERT] Devlin et al. 2019. [SB], [CM]: see objectives.py
 Out of scope: rows to token IDs (support/readers.py), batches (support/runner.py), neighbors of a
     word (support/candidates.py), files (support/predict_file.py), scores (finetune.py --epochs 0)
-Notation: B batch   L positions   M masked positions   V candidate words   d hidden size
-    m vectors or hashes of an item   k results to return, or hashes of a word   R buckets of a hash
+Notation: B batch   L positions   M masked positions   N rows of a table   V words to choose from
+    d hidden size   m vectors or hashes of an item   k results to return; in logits hashes of a word
+    R buckets of a hash   E items that a set shows
 
 A row goes one way:
 
     row, "a text"  ->  Example  ->  batches of token IDs  ->  outputs of the head  ->  result
-              reader          runner                  model                  readout
+              reader         run_batches              model                  readout
 """
 
 import sys
@@ -35,12 +36,12 @@ from data.splitters import import_tokenizers
 from data.squad import V2, find_answers, sliding_windows
 from model import load_model
 from objectives import ShuffleRandom
-from support.candidates import find_neighbors, list_candidates, map_items
+from support.candidates import choose_candidates, find_neighbors, map_items
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from support.common import run_script
 from support.predict_file import write_rows, write_vectors
 from support.readers import MASK_WORD, SetReader, TextReader, read_all
-from support.runner import Runner
+from support.runner import run_batches
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 
@@ -72,11 +73,9 @@ def print_texts(predictor, rows, k):
         if len(rows) % 2:
             raise InputError(f"TEXT: expected {' and '.join(predictor.columns)}, got {rows}.")
         rows = list(zip(rows[::2], rows[1::2]))
-    examples = read_all(predictor.read, rows)
-    results = predictor.readout.predict(examples, k)
-    for example, result in zip(examples, results):
-        predictor.readout.print_result(example.row, result, k)
-        for note in predictor.list_example_notes(example):
+    for row, result in zip(rows, predictor.predict(rows, k)):
+        predictor.readout.print_result(row, result, k)
+        for note in predictor.list_notes(row):
             print(f"note: {note}")
 
 
@@ -92,18 +91,17 @@ class Readout:
         print_result   (row, result, k): prints it for people
 
     Args:
-        runner: Runner, with the model and its tokenizer.
-        items: list[str], what a [MASK] may stand for.
-        kinds: dict, label -> name, what a word may be judged to be.
-        task: dict, what finetune.py says about its task; empty after pretrain.py.
+        model, tokenizer: model.Model and its HashTokenizer.
+        items, kinds, task: what outputs stand for. A subclass uses one of them:
+            list[str], what a [MASK] may be; dict, label -> name, what a word is judged to be; or
+            dict, what finetune.py says about its task, empty after pretrain.py.
     """
 
     reads_windows = False  # whether it reads a long text whole, in windows
 
-    def __init__(self, runner, items, kinds, task):
-        self.runner = runner
-        self.model = runner.model
-        self.tokenizer = runner.tokenizer
+    def __init__(self, model, tokenizer, items, kinds, task):
+        self.model = model
+        self.tokenizer = tokenizer
         self.items = items
         self.kinds = kinds
         self.task = task
@@ -116,10 +114,11 @@ class Readout:
         return self.model(ids, key_mask)
 
     def predict(self, examples, k):
-        """Return the result of each Example."""
+        """Return the result of each Example, whatever batch it was in."""
         inputs = [example.ids for example in examples]
+        batches = run_batches(self.model, self.tokenizer, inputs, self.forward)
         results = [None] * len(examples)
-        for chosen, outputs in self.runner.run(inputs, self.forward):
+        for chosen, outputs in batches:
             for i, output in zip(chosen, outputs):
                 results[i] = self.interpret(examples[i], output, k)
         return results
@@ -174,7 +173,7 @@ class WordJudge(Readout):
 
 
 class MaskReadout(Readout):
-    """What both heads that predict a [MASK] share: a row has M of them, and M rows of logits."""
+    """Base class for heads that predict a [MASK]: a row with M of them has M rows of logits."""
 
     def check(self, example):
         if MASK not in example.ids:
@@ -195,7 +194,10 @@ class MaskReadout(Readout):
         return logits.split(is_mask.sum(1).tolist())  # B times (M, ...)
 
     def name_items(self, numbers, scores):
-        """Return the list of (item, score) of two tensors (k,). The number -1 is no item."""
+        """Return pairs (item, score) of two tensors (k,). The number -1 is no item.
+
+            items cat, dog, mat; 2, 0, -1 and 0.7, 0.3, 0.0  ->  [("mat", 0.7), ("cat", 0.3)]
+        """
         pairs = []
         for number, score in zip(numbers.tolist(), scores.tolist()):
             if number >= 0:
@@ -215,10 +217,11 @@ class WordRanking(MaskReadout):
     def interpret(self, example, logits, k):  # (M, N)
         logits = logits[:, FIRST_WORD_ID:]  # (M, V): no special tokens
         logits[:, list(example.shown)] = -torch.inf
-        shares, numbers = logits.softmax(-1).topk(min(k, len(self.items)))  # (M, k)
-        # a shown item has the share 0, and all have NaN if the set shows all items
-        numbers[~(shares > 0)] = -1
-        return [self.name_items(*row) for row in zip(numbers, shares)]
+        best = logits.softmax(-1).topk(min(k, len(self.items)))  # values and indices (M, k)
+        # a shown item has the probability 0, and all have NaN if the set shows all items
+        is_item = best.values > 0
+        numbers = best.indices.where(is_item, -1)
+        return [self.name_items(*rows) for rows in zip(numbers, best.values)]
 
     def print_result(self, row, result, k):
         """Print the pairs of each [MASK] under its number, from 1 on."""
@@ -243,9 +246,9 @@ class ItemSearch(MaskReadout):
         total     int, how many items there are
     """
 
-    def __init__(self, runner, items, kinds, task):
-        super().__init__(runner, items, kinds, task)
-        self.item_map = map_items(self.tokenizer, items, self.model.config.buckets)
+    def __init__(self, model, tokenizer, items, kinds, task):
+        super().__init__(model, tokenizer, items, kinds, task)
+        self.item_map = map_items(tokenizer, items, model.config.buckets)
 
     def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
         # a Bloom map has one softmax over all hashes [SB], a sketch one for each [CM]
@@ -304,7 +307,7 @@ class Answers(Readout):
         ("Who wrote it?", "Ada Lovelace wrote it.")  ->  ("Ada Lovelace", 3.2)
 
     A row is (question, context). A result is the answer, "" for none; and its score minus that of
-    none, float.
+    none, float. Here 3.2 = 4.0 for the start "Ada" + 3.7 for the end "Lovelace" - 4.5 for none.
     """
 
     reads_windows = True
@@ -317,7 +320,7 @@ class Answers(Readout):
             for window in sliding_windows(question, context, self.model.config.length):
                 windows.append((number, window))
         inputs = [window.ids for _, window in windows]
-        batches = self.runner.run(inputs, self.forward)
+        batches = run_batches(self.model, self.tokenizer, inputs, self.forward)
         pairs = [example.row for example in examples]
         spans = [example.spans for example in examples]  # of the words of each context
         allow_no_answer = self.task["name"] == V2
@@ -326,7 +329,9 @@ class Answers(Readout):
 
     def print_result(self, row, result, k):
         answer, margin = result
-        print_pairs([(answer or "(no answer)", margin)])
+        if not answer:
+            answer = "(no answer)"
+        print_pairs([(answer, margin)])
 
 
 READOUTS = {  # the method of a head -> how its outputs are read
@@ -378,7 +383,6 @@ class Predictor:
             self.config = self.model.config
             self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)
         self.model.to(device).requires_grad_(False)
-        self.runner = Runner(self.model, self.tokenizer)
         self.task = checkpoint.get("task", {})
         self.columns = self.task.get("texts", ["text"])
         self.kinds = checkpoint.get("kinds")
@@ -386,7 +390,7 @@ class Predictor:
             self.kinds = ShuffleRandom.kinds
         if words is None:
             words = checkpoint["words"]
-        self.words, items = list_candidates(self.tokenizer, words)
+        self.words, items = choose_candidates(self.tokenizer, words)
 
         length = self.config.length
         # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
@@ -397,7 +401,7 @@ class Predictor:
         else:
             self.reader = SetReader(self.tokenizer, length, may_cut, items)
         readout_class = READOUTS[self.model.head.method]
-        self.readout = readout_class(self.runner, items, self.kinds, self.task)
+        self.readout = readout_class(self.model, self.tokenizer, items, self.kinds, self.task)
 
     # What the head says
 
@@ -469,12 +473,12 @@ class Predictor:
         """Return the vectors of Examples that reader.read_for_vector made, float32 (n, d)."""
         inputs = [example.ids for example in examples]
         vectors = np.zeros((len(examples), self.config.width), np.float32)
-        for chosen, outputs in self.runner.run(inputs, self.model.encode):  # (B, L·m, d)
+        batches = run_batches(self.model, self.tokenizer, inputs, self.model.encode)
+        for chosen, outputs in batches:  # (B,) and (B, L·m, d)
             for i, output in zip(chosen, outputs):
-                if not examples[i].words and not self.task:
-                    continue
-                size = len(inputs[i]) * self.model.vectors_per_item  # the rest is padding
-                vectors[i] = output[:size].mean(0).cpu()
+                if examples[i].words or self.task:
+                    size = len(inputs[i]) * self.model.vectors_per_item  # the rest is padding
+                    vectors[i] = output[:size].mean(0).cpu()
         return vectors
 
     def neighbors(self, words, k=8):
@@ -486,7 +490,7 @@ class Predictor:
         if not isinstance(words, list):
             return self.neighbors([words], k)[0]
         queries = [self.reader.read_word(text) for text in words]
-        return find_neighbors(self.runner, self.words, queries, k)
+        return find_neighbors(self.model, self.tokenizer, self.words, queries, k)
 
 
 # What people read

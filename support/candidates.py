@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from bloom import ItemMap
-from support.runner import list_ids
+from support.runner import list_ids, update_codes
 
 # For a [MASK]
 
 
-def list_candidates(tokenizer, words):
+def choose_candidates(tokenizer, words):
     """Return the words that neighbors searches, and the items that a [MASK] may stand for.
 
         vocabulary a b c, words b x     words b      items a b c
@@ -38,7 +38,7 @@ def map_items(tokenizer, items, num_buckets):
 
     Args:
         tokenizer: HashTokenizer.
-        items: list[str], as list_candidates returns them.
+        items: list[str], as choose_candidates returns them.
         num_buckets: int, R, of each hash of a sketch.
     """
     if tokenizer.is_fixed:
@@ -50,14 +50,14 @@ def map_items(tokenizer, items, num_buckets):
 # Neighbors of a word
 
 
-def find_neighbors(runner, words, queries, k):
+def find_neighbors(model, tokenizer, words, queries, k):
     """Find the words that are most similar to each query, seen in training or not. [HF §3.3]
 
     Words are compared by their hash bits, +1 or -1, if the hash gives similar words similar bits.
     Otherwise they are compared by their embeddings, less the mean embedding of `words`.
 
     Args:
-        runner: Runner.
+        model, tokenizer: model.Model and its HashTokenizer.
         words: list of V str, those to choose from, the most frequent first. All are hashed.
         queries: list of Q str.
         k: int.
@@ -66,16 +66,14 @@ def find_neighbors(runner, words, queries, k):
         For each query a list of the k best (word, cosine), without the query itself. Among equals
         the more frequent word comes first.
     """
-    hash = runner.tokenizer.coder.hash
+    hash = tokenizer.coder.hash
     if hash is not None and hash.near_bits > 0:
         bits = hash.bits(words + queries, hash.near_bits)  # (V + Q, T) of 0 and 1
         vectors = 2.0 * torch.from_numpy(bits) - 1
     else:
-        vectors = embed_words(runner, words + queries)  # (V + Q, m·d)
+        vectors = embed_words(model, tokenizer, words + queries)  # (V + Q, m·d)
         vectors = vectors - vectors[:len(words)].mean(0)
-    vectors = F.normalize(vectors)
-    word_vectors = vectors[:len(words)]
-    query_vectors = vectors[len(words):]
+    word_vectors, query_vectors = F.normalize(vectors).split([len(words), len(queries)])
     results = []
     for query, vector in zip(queries, query_vectors):
         cosines = word_vectors @ vector  # (V,)
@@ -88,9 +86,9 @@ def find_neighbors(runner, words, queries, k):
     return results
 
 
-def embed_words(runner, words):
+def embed_words(model, tokenizer, words):
     """Return the embeddings of words, float32 (n, m·d), on the CPU."""
-    ids = torch.from_numpy(list_ids(runner.tokenizer, words)).long()
-    runner.update_codes()
-    x = runner.model.embed(ids.to(runner.model.device))  # (n·m, d)
+    ids = torch.from_numpy(list_ids(tokenizer, words)).long()
+    update_codes(model, tokenizer)
+    x = model.embed(ids.to(model.device))  # (n·m, d)
     return x.view(len(words), -1).cpu()

@@ -56,14 +56,13 @@ class Reader:
 
     Args:
         tokenizer: HashTokenizer.
-        splitter: what finds the words of a text, or the names in a str.
         length: int, L.
         may_cut: bool, read the start of a row that is too long.
     """
 
-    def __init__(self, tokenizer, splitter, length, may_cut):
+    def __init__(self, tokenizer, length, may_cut):
         self.tokenizer = tokenizer
-        self.splitter = splitter
+        self.splitter = tokenizer.splitter
         self.length = length
         self.may_cut = may_cut
 
@@ -78,16 +77,13 @@ class Reader:
             raise InputError(f"expected one word that this model knows, got {text!r:.60}.")
         return words[0]
 
-    def divide_words(self, words):
-        """Return two lists: known words, and those that the model cannot tell from each other."""
-        known = []
+    def list_unknown(self, words):
+        """Return the words that the model cannot tell from other unknown words, list[str]."""
         unknown = []
         for word, is_known in zip(words, self.tokenizer.is_known(words)):
-            if is_known:
-                known.append(word)
-            else:
+            if not is_known:
                 unknown.append(word)
-        return known, unknown
+        return unknown
 
     def check_length(self, num_cut):
         """Raise a ValueError if words were cut, and may not be."""
@@ -107,7 +103,7 @@ class TextReader(Reader):
     """
 
     def __init__(self, tokenizer, length, may_cut, columns, has_masks):
-        super().__init__(tokenizer, tokenizer.splitter, length, may_cut)
+        super().__init__(tokenizer, length, may_cut)
         self.columns = columns
         self.has_masks = has_masks
 
@@ -157,7 +153,7 @@ class TextReader(Reader):
         if not example.words:
             return ["the text has no words"]
         words = [word for word in example.words if word != MASK_WORD]
-        _, unknown = self.divide_words(words)
+        unknown = self.list_unknown(words)
         if len(unknown) <= MAX_UNKNOWN * len(words):
             return []
         return [f"the model knows nothing of {len(unknown):,} of {len(words):,} words; pre-train "
@@ -173,7 +169,8 @@ class SetReader(Reader):
     """
 
     def __init__(self, tokenizer, length, may_cut, items):
-        super().__init__(tokenizer, ItemNames(items), length, may_cut)
+        super().__init__(tokenizer, length, may_cut)
+        self.splitter = ItemNames(items)  # the tokenizer's knows no name with spaces
         self.place_of_item = dict(zip(items, range(len(items))))
 
     def read(self, row):
@@ -197,8 +194,11 @@ class SetReader(Reader):
             names, _ = self.splitter.split(document)
         elif is_names(document):
             names = item_names(document)
-        names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
-        known, _ = self.divide_words(names)
+        names = list(dict.fromkeys(names))  # each once
+        if MASK_WORD in names:
+            names.remove(MASK_WORD)
+        unknown = set(self.list_unknown(names))
+        known = [name for name in names if name not in unknown]
         if not known:  # an empty set: a head refuses it, and its vector is 0
             return Example(row, np.array([MASK], np.int32), [], 0)
         ids = first + list_ids(self.tokenizer, known).tolist()
@@ -209,7 +209,7 @@ class SetReader(Reader):
         return Example(row, ids, names, num_cut, shown=tuple(shown))
 
     def list_notes(self, example):
-        _, unknown = self.divide_words(example.words)
+        unknown = self.list_unknown(example.words)
         if not unknown:
             return []
         return [f"unknown items were left out: {', '.join(unknown)}"]

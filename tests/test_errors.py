@@ -82,7 +82,7 @@ def predict(tmp_path):
     (build_tokenizer, tokenizer, "load_splitter"),
     (predict, Model, "__init__"),
     (predict, data.coders, "load_hash"),
-    (predict, infer, "list_candidates"),
+    (predict, infer, "choose_candidates"),
 ])
 def test_error_of_our_own_code_is_no_fault_of_a_file(
         read, owner, name, error, tmp_path, monkeypatch):
