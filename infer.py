@@ -12,10 +12,16 @@
     results = predictor.detect(["a text", "another"])  # in batches, a result for each
 
 Sources: [HF] Xue & Aletras 2022. [BERT] Devlin et al. 2019. [SB], [CM]: see objectives.py
-Out of scope: rows to token IDs (support/readers.py), files (support/predict_file.py), scores
-    (finetune.py --epochs 0)
-Notation: B batch   L positions   M masked positions   V candidate words   d hidden size   T bits
-    m vectors or hashes of an item   k results to return   R buckets of a hash   N rows
+Out of scope: rows to token IDs (support/readers.py), batches (support/runner.py), neighbors of a
+    word (support/candidates.py), files (support/predict_file.py), scores (finetune.py --epochs 0)
+Notation: B batch   L positions   M masked positions   N rows of a table   V words to choose from
+    d hidden size   m vectors or hashes of an item   k results to return; in logits hashes of a word
+    R buckets of a hash   E items that a set shows
+
+A row goes one way:
+
+    row, "a text"  ->  Example  ->  batches of token IDs  ->  outputs of the head  ->  result
+              reader         run_batches              model                  readout
 """
 
 import sys
@@ -23,22 +29,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from bloom import ItemMap, beam_search, hash_logp
-from data.batches import length_batches, pad_batch
+from bloom import beam_search, hash_logp
 from data.rows import add_reader_flags, reader_options
 from data.splitters import import_tokenizers
 from data.squad import V2, find_answers, sliding_windows
 from model import load_model
 from objectives import ShuffleRandom
+from support.candidates import choose_candidates, find_neighbors, map_items
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
-from support.common import run_script, send
+from support.common import run_script
 from support.predict_file import write_rows, write_vectors
-from support.readers import LOCK, MASK_WORD, SetReader, TextReader, list_ids, read_all
+from support.readers import MASK_WORD, SetReader, TextReader, read_all
+from support.runner import run_batches
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
-
-BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding
 
 
 def infer(args):
@@ -56,7 +60,7 @@ def infer(args):
     elif args.near is not None:
         for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
             print(word)
-            print_words(predictor, pairs)
+            print_words(predictor.tokenizer, pairs)
     elif args.vectors is None:
         write_rows(args, predictor)
     else:
@@ -69,281 +73,52 @@ def print_texts(predictor, rows, k):
         if len(rows) % 2:
             raise InputError(f"TEXT: expected {' and '.join(predictor.columns)}, got {rows}.")
         rows = list(zip(rows[::2], rows[1::2]))
-    examples = read_all(predictor.read, rows)
-    for example, result in zip(examples, predictor.predict(examples, k)):
-        predictor.readout.print_result(example.row, result, k)
-        for note in predictor.list_notes(example):
+    for row, result in zip(rows, predictor.predict(rows, k)):
+        predictor.readout.print_result(row, result, k)
+        for note in predictor.list_notes(row):
             print(f"note: {note}")
 
 
-class Predictor:
-    """A trained model and its tokenizer: rows -> read -> Examples -> the readout -> results.
-
-    A row is a text, str; a pair of texts, tuple; or an item set, tuple of names, or str with tabs
-    or else spaces between names. Each method takes a list of rows and returns the list of their
-    results, or takes one row and returns its result alone. A list is always several rows.
-
-    The head of the model decides which of detect, fill_mask, predict_missing, classify and answer
-    it has; predict calls that one. Every model has embed and neighbors. list_notes(row) says which
-    items of a row the model does not know, and what it cuts off. Threads may share a Predictor.
-
-    Args:
-        path: str, a checkpoint or its folder.
-        device: str or torch.device.
-        truncate: bool, read the start of a text that is too long for a pre-trained model.
-
-    Attributes:
-        task: dict, what finetune.py says about its task; empty after pretrain.py.
-        columns: list[str], the name of each text of a row.
-        kinds: dict, label -> name, what detect says of a word.
-        candidates: Candidates, what neighbors and the heads for [MASK] search.
-        readout: Readout, which turns the outputs of the head into results.
-
-    Raises:
-        InputError: The checkpoint is damaged, a row cannot be read, or the head is another one.
-    """
-
-    def __init__(self, path, device="cpu", truncate=False):
-        checkpoint = load_checkpoint(path)
-        with blame(path):
-            self.model = load_model(checkpoint)
-            self.config = self.model.config
-            self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)
-        self.model.to(device).requires_grad_(False)
-        self.task = checkpoint.get("task", {})
-        self.columns = self.task.get("texts", ["text"])
-        self.kinds = checkpoint.get("kinds")
-        if self.kinds is None:  # an older checkpoint
-            self.kinds = ShuffleRandom.kinds
-        self.truncate = truncate
-        self.set_candidates(checkpoint["words"])
-        self.readout = READOUTS[self.model.head.method](self)
-        length = self.config.length
-        if self.config.order:
-            has_masks = not self.task  # in fine-tuning [MASK] is ordinary text
-            self.reader = TextReader(self.tokenizer, length, self.columns, has_masks)
-        else:
-            self.reader = SetReader(self.tokenizer, length, self.candidates.items)
-
-    def set_candidates(self, words):
-        """Search these words, list[str], the most frequent first, instead of the checkpoint's."""
-        self.candidates = Candidates(words, self.tokenizer, self.config)
-        self.words = self.candidates.words
-
-    # What the head says. Its class in READOUTS says what a result is
-
-    def predict(self, rows, k=8):
-        """Return what the model's head says of each row, k results at most."""
-        if not isinstance(rows, list):
-            return self.predict([rows], k)[0]
-        return self.readout.predict(read_all(self.read, rows), k)
-
-    def detect(self, rows):
-        """Judge each word of a text: (words, spans, probabilities), see WordJudge."""
-        self.check_method("detect")
-        return self.predict(rows)
-
-    def fill_mask(self, rows, k=8):
-        """Predict each [MASK] among the words of the vocabulary, see WordRanking."""
-        self.check_method("fill_mask")
-        return self.predict(rows, k)
-
-    def predict_missing(self, rows, k=8):
-        """Predict each [MASK] by its hashes, among all items, see ItemSearch."""
-        self.check_method("predict_missing")
-        return self.predict(rows, k)
-
-    def classify(self, rows, k=None):
-        """Label a text or a pair: the k best (label, probability), or all, see Labels."""
-        self.check_method("classify")
-        return self.predict(rows, k)
-
-    def answer(self, rows):
-        """Find the answer to a (question, context): (answer, margin), see Answers."""
-        self.check_method("answer")
-        return self.predict(rows)
-
-    def check_method(self, method):
-        """Raise InputError unless the model's head has this method."""
-        its_method = self.model.head.method
-        if method != its_method:
-            raise InputError(f"expected a model with the method {method}, got one with "
-                             f"{its_method} (head {self.config.head}).")
-
-    # Rows to Examples, and Examples to outputs
-
-    def read(self, row):
-        """Return the Example of a row, or raise a ValueError if the head cannot read it."""
-        example = self.reader.read(row)
-        self.check_length(example)
-        self.readout.check(example)
-        return example
-
-    def read_for_vector(self, row):
-        """Return the Example of a row for embed, which needs no [MASK] and no words."""
-        example = self.reader.read_for_vector(row)
-        self.check_length(example)
-        return example
-
-    def check_length(self, example):
-        """Raise a ValueError if a row was cut, and may not be."""
-        # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
-        if example.num_cut > 0 and not self.task and not self.truncate:
-            length = self.config.length
-            raise ValueError(f"expected at most {length} positions, got {length + example.num_cut}."
-                             " The flag or argument truncate reads the start.")
-
-    def list_notes(self, row):
-        """Return what a user has to know about how a row is read, list[str]."""
-        [example] = read_all(self.read, [row])
-        notes = self.reader.list_notes(example)
-        if example.num_cut > 0 and not self.readout.reads_windows:
-            notes.append(f"cut to {self.config.length} positions")
-        return notes
-
-    def run_batches(self, inputs, forward):
-        """Yield the indices of a batch of inputs of similar length, (B,), and its outputs.
-
-        Args:
-            inputs: list of int32 (L,), token IDs.
-            forward: function of ids int64 (B, L), 0 is padding, and mask bool (B, L) or None.
-        """
-        self.update_codes()
-        for chosen in length_batches(inputs, BATCH):
-            ids, key_mask = pad_batch([inputs[i] for i in chosen])
-            ids = send(ids, self.model.device)
-            key_mask = send(key_mask, self.model.device)
-            yield chosen, forward(ids, key_mask)
-
-    def update_codes(self):
-        """Let the model have the codes of all words that were read."""
-        with LOCK:
-            self.model.set_codes(self.tokenizer.codes())
-
-    # For every head: vectors, similar words
-
-    def embed(self, rows):
-        """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one.
-
-        The vector of a text without words is 0, unless the model was fine-tuned on such texts. So
-        is that of a set without items that the model knows.
-        """
-        if not isinstance(rows, list):
-            return self.embed([rows])[0]
-        examples = read_all(self.read_for_vector, rows)
-        inputs = [example.ids for example in examples]
-        vectors = np.zeros((len(rows), self.config.width), np.float32)
-        for chosen, outputs in self.run_batches(inputs, self.model.encode):  # (B, L·m, d)
-            for i, output in zip(chosen, outputs):
-                if not examples[i].words and not self.task:
-                    continue
-                size = len(inputs[i]) * self.model.vectors_per_item  # the rest is padding
-                vectors[i] = output[:size].mean(0).cpu()
-        return vectors
-
-    def neighbors(self, words, k=8):
-        """Find the words that are most similar to a word, seen in training or not. [HF §3.3]
-
-        Words are compared by their hash bits, +1 or -1, if the hash gives similar words similar
-        bits. Otherwise they are compared by their embeddings, less the mean embedding.
-        A call hashes all of self.words: look up many words at once.
-
-        Returns:
-            A list of the k best (word, cosine). Among equals the more frequent word comes first.
-        """
-        if not isinstance(words, list):
-            return self.neighbors([words], k)[0]
-        queries = [self.read_word(text) for text in words]
-        vectors = F.normalize(self.word_vectors(self.words + queries))
-        candidates = vectors[:len(self.words)]  # (V, T) or (V, m·d)
-        results = []
-        for query, vector in zip(queries, vectors[len(self.words):]):
-            cosines = candidates @ vector  # (V,)
-            best = cosines.argsort(descending=True, stable=True)[:k + 1].tolist()
-            pairs = [(self.words[i], cosines[i].item()) for i in best if self.words[i] != query]
-            results.append(pairs[:k])
-        return results
-
-    def read_word(self, text):
-        """Return the one word of a text, as the tokenizer writes it."""
-        words, _ = self.reader.splitter.split(text)
-        if len(words) != 1 or not self.tokenizer.is_known(words)[0]:
-            raise InputError(f"expected one word that this model knows, got {text!r:.60}.")
-        return words[0]
-
-    def word_vectors(self, words):
-        """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d).
-
-        words: list[str], which begins with self.words.
-        """
-        hash = self.tokenizer.coder.hash
-        if hash is not None and hash.near_bits > 0:
-            bits = hash.bits(words, hash.near_bits)
-            return 2.0 * torch.from_numpy(bits) - 1
-        ids = torch.from_numpy(list_ids(self.tokenizer, words)).long()
-        self.update_codes()
-        x = self.model.embed(ids.to(self.model.device))  # (n·m, d)
-        x = x.view(len(words), -1).cpu()
-        return x - x[:len(self.words)].mean(0)
-
-
-class Candidates:
-    """What a Predictor searches: words for neighbors, items for a [MASK].
-
-    Args:
-        words: list[str], the most frequent first.
-        tokenizer: HashTokenizer.
-        config: model.Config.
-
-    Attributes:
-        words: list[str], those that neighbors searches.
-        items: list[str], those that fill_mask and predict_missing search.
-        item_map: bloom.BloomMap or ItemMap of the items, or None: they have no hashes.
-        numbers: dict, item -> its place in items.
-    """
-
-    def __init__(self, words, tokenizer, config):
-        self.words = words
-        self.items = words
-        self.item_map = tokenizer.coder.bloom_map
-        if tokenizer.is_fixed:  # a word outside the vocabulary has no row and no digest
-            self.words = [word for word in words if word in tokenizer.id_of_word]
-            self.items = tokenizer.words  # item i has the token ID FIRST_WORD_ID + i
-        elif config.predicts_rows:  # the buckets of a sketch
-            buckets = tokenizer.targets.codes(words)  # (V, k)
-            self.item_map = ItemMap(buckets, config.buckets)
-        self.numbers = {name: number for number, name in enumerate(self.items)}
-
-
-# What the heads say. A readout is a class for a `method` of model.HEADS, and its line in READOUTS
+# What the heads say. A readout is a class for a `method` of heads.HEADS, and its line in READOUTS
 
 
 class Readout:
-    """How the outputs of a head become results.
+    """Base class: how the outputs of a head become results.
 
     A subclass has
 
         interpret      (Example, its output, k) -> the result of a row; k is the most to return
         print_result   (row, result, k): prints it for people
+
+    Args:
+        model, tokenizer: model.Model and its HashTokenizer.
+        items, kinds, task: what outputs stand for. A subclass uses one of them:
+            list[str], what a [MASK] may be; dict, label -> name, what a word is judged to be; or
+            dict, what finetune.py says about its task, empty after pretrain.py.
     """
 
     reads_windows = False  # whether it reads a long text whole, in windows
 
-    def __init__(self, predictor):
-        self.predictor = predictor
+    def __init__(self, model, tokenizer, items, kinds, task):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.items = items
+        self.kinds = kinds
+        self.task = task
 
     def check(self, example):
         """Raise a ValueError if the head cannot read an Example."""
 
     def forward(self, ids, key_mask):
         """Return an output for each row of ids (B, L). key_mask is as in Model.forward."""
-        return self.predictor.model(ids, key_mask)
+        return self.model(ids, key_mask)
 
     def predict(self, examples, k):
-        """Return the result of each Example."""
+        """Return the result of each Example, whatever batch it was in."""
         inputs = [example.ids for example in examples]
+        batches = run_batches(self.model, self.tokenizer, inputs, self.forward)
         results = [None] * len(examples)
-        for chosen, outputs in self.predictor.run_batches(inputs, self.forward):
+        for chosen, outputs in batches:
             for i, output in zip(chosen, outputs):
                 results[i] = self.interpret(examples[i], output, k)
         return results
@@ -352,11 +127,13 @@ class Readout:
 class WordJudge(Readout):
     """Is each word of a text intact, shuffled or random? [HF §3.6]
 
+        "a cat"  ->  (["a", "cat"], [(0, 1), (2, 5)], [[0.9, 0.1, 0.0], [0.2, 0.1, 0.7]])
+
     A result is (words, spans, probabilities):
 
         words            list[str], those that were read, if the text was cut
         spans            list[(start, end)], the characters of each word
-        probabilities    float (words, 3); column i is of predictor.kinds[i]
+        probabilities    float (words, 3); column i is of kinds[i]
     """
 
     def check(self, example):
@@ -379,29 +156,28 @@ class WordJudge(Readout):
                            the   intact 99.6%   shuffled  0.4%   random  0.0%
         """
         words, spans, probabilities = result
-        kinds = self.predictor.kinds
         marked = ""
         last = 0  # the first character that is not in `marked` yet
         for (start, end), kind in zip(spans, probabilities.argmax(1).tolist()):
             if kind != 0:  # not intact
-                marked += f"{text[last:start]}{{{text[start:end]}:{kinds[kind]}}}"
+                marked += f"{text[last:start]}{{{text[start:end]}:{self.kinds[kind]}}}"
                 last = end
         _, end = spans[-1]
         print(marked + text[last:end])  # what follows was not read
         ranking = probabilities[:, 0].argsort(stable=True)
         for i in ranking[:k].tolist():
-            line = f"  {clean(self.predictor, words[i]):>16}"
-            for label, kind in kinds.items():
+            line = f"  {clean_word(self.tokenizer, words[i]):>16}"
+            for label, kind in self.kinds.items():
                 line += f"   {kind} {probabilities[i, label]:5.1%}"
             print(line)
 
 
 class MaskReadout(Readout):
-    """What both heads that predict a [MASK] share: a row has M of them, and M rows of logits."""
+    """Base class for heads that predict a [MASK]: a row with M of them has M rows of logits."""
 
     def check(self, example):
         if MASK not in example.ids:
-            raise ValueError(f"expected [MASK] in the first {self.predictor.config.length} "
+            raise ValueError(f"expected [MASK] in the first {self.model.config.length} "
                              f"positions, got {example.row!r:.60}.")
         if not example.words:  # a set, as a [MASK] of a text is among its words
             raise ValueError("expected items that this model knows, split by tabs or spaces, got "
@@ -414,74 +190,80 @@ class MaskReadout(Readout):
         """
         is_mask = ids == MASK  # (B, L)
         [positions] = torch.where(is_mask.flatten())
-        logits = self.predictor.model(ids, key_mask, masked_positions=positions)
+        logits = self.model(ids, key_mask, masked_positions=positions)
         return logits.split(is_mask.sum(1).tolist())  # B times (M, ...)
 
-    def list_shown(self, example):
-        """Return the numbers of the items that a set shows, int64 (E,); none for a text."""
-        numbers = self.predictor.candidates.numbers
-        shown = [numbers[name] for name in example.shown if name in numbers]
-        return torch.tensor(shown, dtype=torch.int64)
+    def name_items(self, numbers, scores):
+        """Return pairs (item, score) of two tensors (k,). The number -1 is no item.
+
+            items cat, dog, mat; 2, 0, -1 and 0.7, 0.3, 0.0  ->  [("mat", 0.7), ("cat", 0.3)]
+        """
+        pairs = []
+        for number, score in zip(numbers.tolist(), scores.tolist()):
+            if number >= 0:
+                pairs.append((self.items[number], score))
+        return pairs
 
 
 class WordRanking(MaskReadout):
     """Which words of the vocabulary does each [MASK] stand for? [BERT §3.1]
 
     A result has for each [MASK] a list of the k best (word, probability). An item that the set
-    shows is not among them.
+    shows is not among them. With the vocabulary cat, dog, mat, and k = 2:
+
+        "the [MASK]", logits (5 special tokens), 2.0, 1.0, 0.0  ->  [[("cat", 0.67), ("dog", 0.24)]]
     """
 
     def interpret(self, example, logits, k):  # (M, N)
-        items = self.predictor.candidates.items
         logits = logits[:, FIRST_WORD_ID:]  # (M, V): no special tokens
-        logits[:, self.list_shown(example)] = -torch.inf
-        best = logits.softmax(-1).topk(min(k, len(items)))
-        result = []
-        for shares, numbers in zip(best.values.tolist(), best.indices.tolist()):
-            pairs = []
-            for number, share in zip(numbers, shares):
-                if share > 0:  # a shown item has 0, and all have NaN if the set shows all items
-                    pairs.append((items[number], share))
-            result.append(pairs)
-        return result
+        logits[:, list(example.shown)] = -torch.inf
+        best = logits.softmax(-1).topk(min(k, len(self.items)))  # values and indices (M, k)
+        # a shown item has the probability 0, and all have NaN if the set shows all items
+        is_item = best.values > 0
+        numbers = best.indices.where(is_item, -1)
+        return [self.name_items(*rows) for rows in zip(numbers, best.values)]
 
     def print_result(self, row, result, k):
         """Print the pairs of each [MASK] under its number, from 1 on."""
         for number, pairs in enumerate(result, 1):
             print(f"[MASK] {number}")
-            print_words(self.predictor, pairs)
+            print_words(self.tokenizer, pairs)
 
 
 class ItemSearch(MaskReadout):
     """Which item has the hashes that are predicted for a [MASK]? [SB §2.5] [CM]
 
+    The score of an item is the sum of the log-probabilities of its hashes. With two hashes of two
+    buckets, whose probabilities are (0.8, 0.2) and (0.3, 0.7):
+
+        cat, of buckets 0 and 1    log 0.8 + log 0.7 = -0.58
+        dog, of buckets 1 and 1    log 0.2 + log 0.7 = -1.97
+
     A result has for each [MASK], of which a set has one, a dict:
 
-        items     list of the k best (name, sum of the log-probabilities of its hashes). An item
-                  that the set shows is not among them
+        items     list of the k best (name, score). An item that the set shows is not among them
         scored    int, how many items the search scored to certify that these are the best
         total     int, how many items there are
     """
 
+    def __init__(self, model, tokenizer, items, kinds, task):
+        super().__init__(model, tokenizer, items, kinds, task)
+        self.item_map = map_items(tokenizer, items, model.config.buckets)
+
     def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
-        items = self.predictor.candidates.items
-        item_map = self.predictor.candidates.item_map
         # (M, m, R): m hashes of an item
-        if self.predictor.tokenizer.is_fixed:
-            logp = hash_logp(logits, item_map)
+        if self.tokenizer.is_fixed:
+            logp = hash_logp(logits, self.item_map)
         else:  # a sketch: each hash has a softmax of its own
             logp = logits.log_softmax(-1, dtype=torch.float32)
-        shown = self.list_shown(example).to(logits.device).expand(len(logp), -1)  # (M, E)
+        shown = torch.tensor(example.shown, dtype=torch.int64, device=logits.device)  # (E,)
         # without a limit of rounds the search goes on until the k best are certified
         best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
-            logp, item_map, k, beam=k, rounds=None, exclude=shown)
+            logp, self.item_map, k, beam=k, rounds=None, exclude=shown.expand(len(logp), -1))
         result = []
-        for position, scored in enumerate(num_scored.tolist()):
-            pairs = []
-            for number, score in zip(best[position].tolist(), scores[position].tolist()):
-                if number >= 0:  # -1: fewer than k items are left
-                    pairs.append((items[number], score))
-            result.append(dict(items=pairs, scored=scored, total=len(items)))
+        for i, scored in enumerate(num_scored.tolist()):
+            pairs = self.name_items(best[i], scores[i])  # -1: fewer than k items are left
+            result.append(dict(items=pairs, scored=scored, total=len(self.items)))
         return result
 
     def print_result(self, row, result, k):
@@ -494,22 +276,23 @@ class ItemSearch(MaskReadout):
         for number, found in enumerate(result, 1):
             print(f"[MASK] {number}   sums of log-probabilities; provably the best of "
                   f"{found['total']:,}, of which {found['scored']:,} were scored")
-            print_words(self.predictor, found["items"])
+            print_words(self.tokenizer, found["items"])
 
 
 class Labels(Readout):
     """Which label has a text, or a pair of texts?
+
+        labels up and down, logits 1.0 and -1.0  ->  [("up", 0.88), ("down", 0.12)]
 
     A result is a list of the k best (label, probability), all of them if k is None. A regression
     has one (name of the label column, number).
     """
 
     def interpret(self, example, logits, k):  # (labels,)
-        task = self.predictor.task
-        if task.get("labels") is None:
-            mean, deviation = task["scale"]
-            return [(task["label"], logits.item() * deviation + mean)]
-        pairs = zip(task["labels"], logits.softmax(-1).tolist())
+        if self.task.get("labels") is None:
+            mean, deviation = self.task["scale"]
+            return [(self.task["label"], logits.item() * deviation + mean)]
+        pairs = zip(self.task["labels"], logits.softmax(-1).tolist())
         return sorted(pairs, key=lambda pair: -pair[1])[:k]
 
     def print_result(self, row, result, k):
@@ -519,8 +302,10 @@ class Labels(Readout):
 class Answers(Readout):
     """Which words of a context answer a question? [BERT §4.2]
 
+        ("Who wrote it?", "Ada Lovelace wrote it.")  ->  ("Ada Lovelace", 3.2)
+
     A row is (question, context). A result is the answer, "" for none; and its score minus that of
-    none, float.
+    none, float. Here 3.2 = 4.0 for the start "Ada" + 3.7 for the end "Lovelace" - 4.5 for none.
     """
 
     reads_windows = True
@@ -530,19 +315,21 @@ class Answers(Readout):
         windows = []  # (number of the Example, Window)
         for number, example in enumerate(examples):
             question, context = example.text_ids
-            for window in sliding_windows(question, context, self.predictor.config.length):
+            for window in sliding_windows(question, context, self.model.config.length):
                 windows.append((number, window))
         inputs = [window.ids for _, window in windows]
-        batches = self.predictor.run_batches(inputs, self.forward)
+        batches = run_batches(self.model, self.tokenizer, inputs, self.forward)
         pairs = [example.row for example in examples]
         spans = [example.spans for example in examples]  # of the words of each context
-        allow_no_answer = self.predictor.task["name"] == V2
+        allow_no_answer = self.task["name"] == V2
         answers, margins = find_answers(pairs, windows, spans, batches, allow_no_answer)
         return list(zip(answers, margins.tolist()))
 
     def print_result(self, row, result, k):
         answer, margin = result
-        print_pairs([(answer or "(no answer)", margin)])
+        if not answer:
+            answer = "(no answer)"
+        print_pairs([(answer, margin)])
 
 
 READOUTS = {  # the method of a head -> how its outputs are read
@@ -554,9 +341,162 @@ READOUTS = {  # the method of a head -> how its outputs are read
 }
 
 
-def print_words(predictor, pairs):
+# A model for users
+
+
+class Predictor:
+    """A trained model and its tokenizer: rows in, results out.
+
+    A row is a text, str; a pair of texts, tuple; or an item set, tuple of names, or str with tabs
+    or else spaces between names. Each method takes a list of rows and returns the list of their
+    results, or takes one row and returns its result alone. A list is always several rows.
+
+    The head of the model decides which of detect, fill_mask, predict_missing, classify and answer
+    it has; predict calls that one. Every model has embed and neighbors. list_notes(row) says which
+    items of a row the model does not know, and what it cuts off. Threads may share a Predictor.
+
+    Args:
+        path: str, a checkpoint or its folder.
+        device: str or torch.device.
+        truncate: bool, read the start of a text that is too long for a pre-trained model.
+        words: list[str], the most frequent first, what neighbors searches and, without a
+            vocabulary, the heads for [MASK]; None: those of the checkpoint.
+
+    Attributes:
+        task: dict, what finetune.py says about its task; empty after pretrain.py.
+        columns: list[str], the name of each text of a row.
+        kinds: dict, label -> name, what detect says of a word.
+        words: list[str], what neighbors searches.
+        reader: Reader, which turns rows into Examples.
+        readout: Readout, which turns the outputs of the head into results.
+
+    Raises:
+        InputError: The checkpoint is damaged, a row cannot be read, or the head is another one.
+    """
+
+    def __init__(self, path, device="cpu", truncate=False, words=None):
+        checkpoint = load_checkpoint(path)
+        with blame(path):
+            self.model = load_model(checkpoint)
+            self.config = self.model.config
+            self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)
+        self.model.to(device).requires_grad_(False)
+        self.task = checkpoint.get("task", {})
+        self.columns = self.task.get("texts", ["text"])
+        self.kinds = checkpoint.get("kinds")
+        if self.kinds is None:  # an older checkpoint
+            self.kinds = ShuffleRandom.kinds
+        if words is None:
+            words = checkpoint["words"]
+        self.words, items = choose_candidates(self.tokenizer, words)
+
+        length = self.config.length
+        # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
+        may_cut = truncate or bool(self.task)
+        if self.config.order:
+            has_masks = not self.task  # in fine-tuning [MASK] is ordinary text
+            self.reader = TextReader(self.tokenizer, length, may_cut, self.columns, has_masks)
+        else:
+            self.reader = SetReader(self.tokenizer, length, may_cut, items)
+        readout_class = READOUTS[self.model.head.method]
+        self.readout = readout_class(self.model, self.tokenizer, items, self.kinds, self.task)
+
+    # What the head says
+
+    def predict(self, rows, k=8):
+        """Return what the model's head says of each row, k results at most."""
+        if not isinstance(rows, list):
+            return self.predict([rows], k)[0]
+        return self.readout.predict(read_all(self.read, rows), k)
+
+    def read(self, row):
+        """Return the Example of a row, or raise a ValueError if the head cannot read it."""
+        example = self.reader.read(row)
+        self.readout.check(example)
+        return example
+
+    def detect(self, rows):
+        """Judge each word of a text: (words, spans, probabilities), see WordJudge."""
+        return self.ask("detect", rows)
+
+    def fill_mask(self, rows, k=8):
+        """Predict each [MASK] among the words of the vocabulary, see WordRanking."""
+        return self.ask("fill_mask", rows, k)
+
+    def predict_missing(self, rows, k=8):
+        """Predict each [MASK] by its hashes, among all items, see ItemSearch."""
+        return self.ask("predict_missing", rows, k)
+
+    def classify(self, rows, k=None):
+        """Label a text or a pair: the k best (label, probability), or all, see Labels."""
+        return self.ask("classify", rows, k)
+
+    def answer(self, rows):
+        """Find the answer to a (question, context): (answer, margin), see Answers."""
+        return self.ask("answer", rows)
+
+    def ask(self, method, rows, k=None):
+        """Return predict(rows, k), or raise InputError if the model's head has another method."""
+        its_method = self.model.head.method
+        if method != its_method:
+            raise InputError(f"expected a model with the method {method}, got one with "
+                             f"{its_method} (head {self.config.head}).")
+        return self.predict(rows, k)
+
+    def list_notes(self, row):
+        """Return what a user has to know about how a row is read, list[str]."""
+        [example] = read_all(self.read, [row])
+        return self.list_example_notes(example)
+
+    def list_example_notes(self, example):
+        """Return the list_notes of the row of an Example."""
+        notes = self.reader.list_notes(example)
+        if example.num_cut > 0 and not self.readout.reads_windows:
+            notes.append(f"cut to {self.config.length} positions")
+        return notes
+
+    # For every head: vectors, similar words
+
+    def embed(self, rows):
+        """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one.
+
+        The vector of a text without words is 0, unless the model was fine-tuned on such texts. So
+        is that of a set without items that the model knows.
+        """
+        if not isinstance(rows, list):
+            return self.embed([rows])[0]
+        return self.embed_examples(read_all(self.reader.read_for_vector, rows))
+
+    def embed_examples(self, examples):
+        """Return the vectors of Examples that reader.read_for_vector made, float32 (n, d)."""
+        inputs = [example.ids for example in examples]
+        vectors = np.zeros((len(examples), self.config.width), np.float32)
+        batches = run_batches(self.model, self.tokenizer, inputs, self.model.encode)
+        for chosen, outputs in batches:  # (B,) and (B, L·m, d)
+            for i, output in zip(chosen, outputs):
+                if examples[i].words or self.task:
+                    size = len(inputs[i]) * self.model.vectors_per_item  # the rest is padding
+                    vectors[i] = output[:size].mean(0).cpu()
+        return vectors
+
+    def neighbors(self, words, k=8):
+        """Find the k words that are most similar to a word: (word, cosine). [HF §3.3]
+
+        Seen in training or not, see find_neighbors. A call hashes all of self.words: look up many
+        words at once.
+        """
+        if not isinstance(words, list):
+            return self.neighbors([words], k)[0]
+        queries = [self.reader.read_word(text) for text in words]
+        return find_neighbors(self.model, self.tokenizer, self.words, queries, k)
+
+
+# What people read
+
+
+def print_words(tokenizer, pairs):
     """Print pairs (word of the tokenizer, number)."""
-    print_pairs([(clean(predictor, word), value) for word, value in pairs])
+    print_pairs([(clean_word(tokenizer, word), value) for word, value in pairs])
 
 
 def print_pairs(pairs):
@@ -565,9 +505,9 @@ def print_pairs(pairs):
         print(f"  {name:>16}   {value:.3f}")
 
 
-def clean(predictor, word):
+def clean_word(tokenizer, word):
     """Return a word of the tokenizer as people write it, on one line."""
-    splitter = predictor.tokenizer.splitter
+    splitter = tokenizer.splitter
     if splitter.json is not None and word not in getattr(splitter, "phrases", ()):
         decoder = import_tokenizers().decoders.ByteLevel()
         word = decoder.decode([word])  # BPE writes the bytes of " café" as "ĠcafÃ©"

@@ -1,6 +1,12 @@
 """infer.py --file: a prediction or a vector for each row of a table or text.
 
-Rows are read and predicted in parts, so that memory does not grow with the file.
+A record has all columns of a row of the file, dict. What the Predictor reads of it is called row:
+
+    record   {"id": "7", "text": "good"}
+    row      "good"
+    output   {"id": "7", "text": "good", "notes": [], "prediction": [["up", 0.9], ["down", 0.1]]}
+
+Records are read and predicted in parts, so that memory does not grow with the file.
 """
 
 import contextlib
@@ -16,12 +22,12 @@ from data.sources import choose_columns, choose_set_columns
 from data.rows import list_names, peek_columns, read_rows, reader_options
 from support.common import InputError, blame
 
-PART = 256  # rows in memory at a time
-OUTPUT = ("prediction", "notes", "error")  # what is added to a row
+PART = 256  # records in memory at a time
+OUTPUT = ("prediction", "notes", "error")  # what is added to a record
 
 
 def write_rows(args, predictor):
-    """Write a JSON object for each row of --file: its columns, notes, and prediction or error."""
+    """Write each record of --file with notes and a prediction, or an error, as a line of JSON."""
     num_rows = 0
     errors = []  # a bad row stops no other
     parts = split_parts(read_file(args, predictor))
@@ -45,17 +51,17 @@ def write_rows(args, predictor):
 def predict_part(predictor, part, k):
     """Add notes and a prediction, or an error, to each record of a part: (row, record) pairs."""
     examples = []  # of the rows that the model can read
-    records = []  # theirs
+    records = []  # those of these rows
     for row, record in part:
         try:
             example = predictor.read(row)
         except ValueError as error:
             record["error"] = str(error)
             continue
-        record["notes"] = predictor.list_notes(example)
+        record["notes"] = predictor.list_example_notes(example)
         examples.append(example)
         records.append(record)
-    for record, result in zip(records, predictor.predict(examples, k)):
+    for record, result in zip(records, predictor.readout.predict(examples, k)):
         record["prediction"] = result
 
 
@@ -70,7 +76,7 @@ def open_output(path):
 
 def write_vectors(args, predictor):
     """Write a vector for each row of --file to --vectors, 0 where there is nothing to read."""
-    vectors = []  # of each part; the rows themselves are not kept
+    vectors = []  # one array for each part; the rows themselves are not kept
     num_rows = 0
     num_empty = 0
     for part in split_parts(read_file(args, predictor)):
@@ -78,11 +84,11 @@ def write_vectors(args, predictor):
         for row, _ in part:
             num_rows += 1
             with blame(f"{args.file}, row {num_rows:,}"):
-                example = predictor.read_for_vector(row)
+                example = predictor.reader.read_for_vector(row)
             if not example.words:
                 num_empty += 1
             examples.append(example)
-        vectors.append(predictor.embed(examples))
+        vectors.append(predictor.embed_examples(examples))
     vectors = np.concatenate(vectors)
     Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
     with open(args.vectors, "wb") as file:  # now: a bad row must not empty an earlier file
@@ -94,7 +100,7 @@ def write_vectors(args, predictor):
 
 
 def split_parts(rows):
-    """Yield the rows of an iterator in lists of at most PART."""
+    """Yield what an iterator yields, in lists of at most PART."""
     while True:
         part = list(itertools.islice(rows, PART))
         if not part:
@@ -103,12 +109,12 @@ def split_parts(rows):
 
 
 def read_file(args, predictor):
-    """Yield for each row of --file what the Predictor reads, and the record, its columns, dict."""
+    """Yield (row, record) for each row of --file."""
     rows = read_rows(args.file, keep_damaged=True, **reader_options(args))
-    examples, rows = peek_columns(rows)
-    names = choose_names(args, predictor, examples)
+    columns, records = peek_columns(rows)
+    names = choose_names(args, predictor, columns)
     print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)
-    for record in rows:
+    for record in records:
         if not record.keys().isdisjoint(OUTPUT):
             raise InputError(f"{args.file}: expected no column {', '.join(OUTPUT)}, as these are "
                              "added to each row.")
@@ -118,33 +124,37 @@ def read_file(args, predictor):
         yield row, record
 
 
-def choose_names(args, predictor, examples):
-    """Return the names of the columns to read, list[str]; examples has a value of each column."""
-    if not examples:
+def choose_names(args, predictor, columns):
+    """Return the names of the columns to read, list[str]; columns has a value of each, dict."""
+    if not columns:
         raise InputError(f"{args.file}: expected rows with columns, got none.")
     names = predictor.columns  # those that the model was fine-tuned on, or "text"
     if args.text_columns is not None:
         names = list_names(args.text_columns)
     elif not predictor.config.order:
-        names = choose_set_columns(args.file, examples, flag="--text")
-    elif len(names) == 1 and names[0] not in examples:
+        names = choose_set_columns(args.file, columns, flag="--text")
+    elif len(names) == 1 and names[0] not in columns:
         # the file lacks the model's column: take its only column of texts
-        names = choose_columns(args.file, examples, flag="--text")
-    if not set(names) <= set(examples) or len(names) != len(predictor.columns):
+        names = choose_columns(args.file, columns, flag="--text")
+    if not set(names) <= set(columns) or len(names) != len(predictor.columns):
         raise InputError(f"{args.file}: expected {len(predictor.columns)} of its columns "
-                         f"{', '.join(examples)}, got {', '.join(names)}. Use --text.")
+                         f"{', '.join(columns)}, got {', '.join(names)}. Use --text.")
     return names
 
 
-def to_json(row):
-    """Return a dict as JSON. It has no NaN and no infinity: they become null, at any depth."""
-    def to_plain(value):
-        return value.tolist() if torch.is_tensor(value) else str(value)
-
-    text = json.dumps(row, default=to_plain)
-    row = json.loads(text, parse_constant=lambda name: None)
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+def to_json(record):
+    """Return a dict as a line of JSON, which has no NaN and no infinity: they become null."""
+    text = json.dumps(record, default=to_plain)
+    record = json.loads(text, parse_constant=lambda name: None)  # a constant is NaN or infinity
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
     # other programs end a line at these
     for separator in ("\u0085", "\u2028", "\u2029"):
         text = text.replace(separator, f"\\u{ord(separator):04x}")
     return text
+
+
+def to_plain(value):
+    """Return a value that JSON does not know, such as a date, as one that it knows."""
+    if torch.is_tensor(value):
+        return value.tolist()
+    return str(value)

@@ -3,28 +3,23 @@
     TextReader   a text, str; or a pair of texts, tuple
     SetReader    an item set: tuple of names, or str with tabs or else spaces between names
 
-A reader has
+A row is what the user has. An Example is what the model reads, and is made of a row once:
 
-    splitter          what finds the words of a text, or the names in a str
-    read              (row) -> Example for the model's head, or a ValueError: this is no such row
-    read_for_vector   (row) -> Example for Predictor.embed
-    list_notes        (Example) -> what a user has to know about how it was read, list[str]
+    "The [MASK] sat"  ->  ids [CLS] the [MASK] sat [SEP]     words the [MASK] sat
 """
 
 import re
-import threading
 from typing import NamedTuple
 
 import numpy as np
 
 from data.sources import is_names
 from data.splitters import ItemNames, item_names
-from support.common import blame
+from support.common import InputError, blame
+from support.runner import list_ids
 from tokenizer import MASK, MAX_UNKNOWN, SPECIALS, build_inputs
 
 MASK_WORD = SPECIALS[MASK]
-# subtle: held while the tokenizer's list of words grows, or is read. Threads may share a Predictor
-LOCK = threading.Lock()
 
 
 class Example(NamedTuple):
@@ -36,23 +31,79 @@ class Example(NamedTuple):
     num_cut: int  # words or items that were cut off, as they did not fit
     text_ids: tuple = ()  # for each text its token IDs, list of int: all of them
     spans: tuple = ()  # (start, end) of each word of the last text, in characters
-    shown: tuple = ()  # the names of a set, which are not proposed for its [MASK]
+    shown: tuple = ()  # int, the places in `items` of a set's names, not proposed for its [MASK]
 
 
-class TextReader:
-    """Reads texts, or pairs of texts.
+def read_all(read, rows):
+    """Return the Example of each row, read(row). The error of one of several has its number."""
+    examples = []
+    for number, row in enumerate(rows, 1):
+        source = ""
+        if len(rows) > 1:
+            source = f"row {number:,}"
+        with blame(source):
+            examples.append(read(row))
+    return examples
+
+
+class Reader:
+    """Base class: rows to Examples. A ValueError says that a row cannot be read.
+
+    A subclass has
+
+        read         (row) -> Example for the model's head
+        list_notes   (Example) -> what a user has to know about how it was read, list[str]
 
     Args:
         tokenizer: HashTokenizer.
         length: int, L.
+        may_cut: bool, read the start of a row that is too long.
+    """
+
+    def __init__(self, tokenizer, length, may_cut):
+        self.tokenizer = tokenizer
+        self.splitter = tokenizer.splitter
+        self.length = length
+        self.may_cut = may_cut
+
+    def read_for_vector(self, row):
+        """Return the Example of a row for its vector: that of read, unless a subclass says."""
+        return self.read(row)
+
+    def read_word(self, text):
+        """Return the one word of a text, as the tokenizer writes it."""
+        words, _ = self.splitter.split(text)
+        if len(words) != 1 or not self.tokenizer.is_known(words)[0]:
+            raise InputError(f"expected one word that this model knows, got {text!r:.60}.")
+        return words[0]
+
+    def list_unknown(self, words):
+        """Return the words that the model cannot tell from other unknown words, list[str]."""
+        unknown = []
+        for word, is_known in zip(words, self.tokenizer.is_known(words)):
+            if not is_known:
+                unknown.append(word)
+        return unknown
+
+    def check_length(self, num_cut):
+        """Raise a ValueError if words were cut, and may not be."""
+        if num_cut > 0 and not self.may_cut:
+            raise ValueError(f"expected at most {self.length} positions, got "
+                             f"{self.length + num_cut}. The flag or argument truncate reads the "
+                             "start.")
+
+
+class TextReader(Reader):
+    """Reads texts, or pairs of texts.
+
+    Args:
+        tokenizer, length, may_cut: as for Reader.
         columns: list[str], the name of each text of a row.
         has_masks: bool, whether [MASK] in a text marks a word to predict.
     """
 
-    def __init__(self, tokenizer, length, columns, has_masks):
-        self.tokenizer = tokenizer
-        self.splitter = tokenizer.splitter
-        self.length = length
+    def __init__(self, tokenizer, length, may_cut, columns, has_masks):
+        super().__init__(tokenizer, length, may_cut)
         self.columns = columns
         self.has_masks = has_masks
 
@@ -75,9 +126,8 @@ class TextReader:
         if len(texts) == 2:
             second = text_ids[1]
         ids, num_cut = build_inputs(text_ids[0], second, self.length)
+        self.check_length(num_cut)
         return Example(row, ids, words, num_cut, tuple(text_ids), spans)
-
-    read_for_vector = read
 
     def split(self, text):
         """Return words list[str], their token IDs list, and their spans up to the first [MASK].
@@ -103,26 +153,25 @@ class TextReader:
         if not example.words:
             return ["the text has no words"]
         words = [word for word in example.words if word != MASK_WORD]
-        num_unknown = len(list_unknown(self.tokenizer, words))
-        if num_unknown <= MAX_UNKNOWN * len(words):
+        unknown = self.list_unknown(words)
+        if len(unknown) <= MAX_UNKNOWN * len(words):
             return []
-        return [f"the model knows nothing of {num_unknown:,} of {len(words):,} words; pre-train on "
-                "such text, or with MD5"]
+        return [f"the model knows nothing of {len(unknown):,} of {len(words):,} words; pre-train "
+                "on such text, or with MD5"]
 
 
-class SetReader:
+class SetReader(Reader):
     """Reads item sets, without the items that the model does not know.
 
     Args:
-        tokenizer: HashTokenizer.
-        length: int, L.
-        items: list[str], the known ones, of which some have spaces.
+        tokenizer, length, may_cut: as for Reader.
+        items: list[str], those that the model chooses from; some have spaces.
     """
 
-    def __init__(self, tokenizer, length, items):
-        self.tokenizer = tokenizer
-        self.splitter = ItemNames(items)
-        self.length = length
+    def __init__(self, tokenizer, length, may_cut, items):
+        super().__init__(tokenizer, length, may_cut)
+        self.splitter = ItemNames(items)  # the tokenizer's knows no name with spaces
+        self.place_of_item = dict(zip(items, range(len(items))))
 
     def read(self, row):
         """Return the Example of a set and one [MASK], for an item that is missing.
@@ -145,47 +194,22 @@ class SetReader:
             names, _ = self.splitter.split(document)
         elif is_names(document):
             names = item_names(document)
-        names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
-        unknown = set(list_unknown(self.tokenizer, names))
+        names = list(dict.fromkeys(names))  # each once
+        if MASK_WORD in names:
+            names.remove(MASK_WORD)
+        unknown = set(self.list_unknown(names))
         known = [name for name in names if name not in unknown]
         if not known:  # an empty set: a head refuses it, and its vector is 0
             return Example(row, np.array([MASK], np.int32), [], 0)
         ids = first + list_ids(self.tokenizer, known).tolist()
         num_cut = max(0, len(ids) - self.length)
+        self.check_length(num_cut)
         ids = np.array(ids[:self.length], np.int32)
-        return Example(row, ids, names, num_cut, shown=tuple(names))
+        shown = [self.place_of_item[name] for name in known if name in self.place_of_item]
+        return Example(row, ids, names, num_cut, shown=tuple(shown))
 
     def list_notes(self, example):
-        unknown = list_unknown(self.tokenizer, example.words)
+        unknown = self.list_unknown(example.words)
         if not unknown:
             return []
         return [f"unknown items were left out: {', '.join(unknown)}"]
-
-
-def list_ids(tokenizer, words):
-    """Return the token IDs of words, int32 (n,). The tokenizer may add them to its list."""
-    with LOCK:
-        return tokenizer.ids(words)
-
-
-def list_unknown(tokenizer, words):
-    """Return the words that the model cannot tell from other unknown words, list[str]."""
-    is_known = tokenizer.is_known(words)
-    return [word for word, is_good in zip(words, is_known) if not is_good]
-
-
-def read_all(read, rows):
-    """Return the Example of each row, read(row), or the row itself if it is an Example already.
-
-    The error of one of several rows has its number.
-    """
-    examples = []
-    for number, row in enumerate(rows, 1):
-        source = ""
-        if len(rows) > 1:
-            source = f"row {number:,}"
-        with blame(source):
-            if not isinstance(row, Example):
-                row = read(row)
-        examples.append(row)
-    return examples

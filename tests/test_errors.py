@@ -12,6 +12,7 @@ import data.codes
 import data.corpus
 import data.squad
 import finetune
+import infer
 import tokenizer
 from baselines import canine
 from data.corpus import Corpus, prepare
@@ -81,7 +82,7 @@ def predict(tmp_path):
     (build_tokenizer, tokenizer, "load_splitter"),
     (predict, Model, "__init__"),
     (predict, data.coders, "load_hash"),
-    (predict, Predictor, "set_candidates"),
+    (predict, infer, "choose_candidates"),
 ])
 def test_error_of_our_own_code_is_no_fault_of_a_file(
         read, owner, name, error, tmp_path, monkeypatch):

@@ -392,7 +392,7 @@ def test_alpha_fits_few_items_unless_it_is_given(small, tmp_path):
 
     alpha = load_checkpoint(str(tmp_path / "run"))["run"]["alpha"]
     assert f"alpha: {alpha} items a token, as 120 are too few for 25" in done.out
-    assert infer.Predictor(str(tmp_path / "run")).candidates.item_map.alpha == alpha
+    assert infer.Predictor(str(tmp_path / "run")).readout.item_map.alpha == alpha
     with pytest.raises(ValueError):
         BloomMap(120, alpha + 1)
     pretrain.main(flags)
