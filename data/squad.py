@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 
 from data.classification import parse_rows, read_records
+from data.examples import Examples
 from data.rows import note_once
 from support.common import InputError, blame, send
 from tokenizer import build_inputs
@@ -165,20 +166,15 @@ def find_place(context, text, start):
 # A split of the data
 
 
-class QuestionAnswering:
-    """Questions and contexts as token IDs. A long context is read in windows that overlap.
+class QuestionAnswering(Examples):
+    """Questions and contexts as token IDs. Each window of a long context is an example.
 
-    Args:
-        task: data.tasks.Task. Questions of squad_v2 may have no answer.
-        rows: list of ((question, context), answers), one split.
-        tokenizer: HashTokenizer, which learns the words.
-        length: int, L.
-
-    Attributes:
-        examples: list of W int32 token IDs, one of each window.
+    Attributes, besides those of Examples:
+        pairs: list of n (question, context).
+        truths: list of n, the right answers to each question, see list_truths.
+        windows, spans: as cut_windows returns them.
         targets: int64 (W, 2), as label_windows returns them.
-        truths: for each question its right answers, see list_truths.
-        notes: str, what was lost.
+        notes: str, how many windows there are, and what was lost.
     """
 
     head = "span"
@@ -186,20 +182,15 @@ class QuestionAnswering:
     has_control = False  # a bag of words does not know where in the text a word stands
 
     def __init__(self, task, rows, tokenizer, length):
-        self.task = task
-        self.tokenizer = tokenizer
-        self.length = length
+        super().__init__(task, rows, tokenizer, length)
         self.allow_no_answer = task.name == V2
         self.pairs = [texts for texts, _ in rows]
         self.truths = [list_truths(answers, self.allow_no_answer) for _, answers in rows]
         self.windows, self.spans, num_cut = cut_windows(self.pairs, tokenizer, length)
-        self.examples = [window.ids for _, window in self.windows]
+        self.ids = [window.ids for _, window in self.windows]
         self.targets, num_lost = label_windows(rows, self.windows, self.spans)
-        self.notes = (f"{len(self.examples):,} windows, {num_lost:,} answers found in none, "
+        self.notes = (f"{len(self.ids):,} windows, {num_lost:,} answers found in none, "
                       f"{num_cut:,} questions cut")
-
-    def __len__(self):
-        return len(self.pairs)
 
     def loss(self, logits, indices):
         """Return the mean cross-entropy of start and end in the windows with these indices.
@@ -221,19 +212,18 @@ class QuestionAnswering:
         eval_loss takes an answer that is in no window, or nowhere in the context, as none.
 
         Args:
-            batches: iterable of (indices, logits (B, L, 2)): of all windows, in any order.
+            batches: list of (indices, logits (B, L, 2)): of all windows, in any order.
 
         Returns:
             dict of the scores in percent and eval_loss; and the answers, list of str, "" for none.
         """
-        batches = list(batches)  # they are read twice
         total_loss = 0.0
         for indices, logits in batches:
             total_loss += self.loss(logits, indices).item() * len(indices)
         texts, _ = find_answers(
             self.pairs, self.windows, self.spans, batches, self.allow_no_answer)
         em, f1 = (100 * self.score(texts).mean(0)).tolist()
-        return dict(f1=f1, em=em, eval_loss=total_loss / len(self.examples)), texts
+        return dict(f1=f1, em=em, eval_loss=total_loss / len(self.ids)), texts
 
     def score(self, texts):
         """Return float (n, 2), EM and F1 of an answer to each question."""
@@ -245,7 +235,7 @@ class QuestionAnswering:
 
     def majority(self, train):
         """Return the score in percent that needs no model: F1 of giving no answer."""
-        scores = self.score([""] * len(self))  # (n, 2)
+        scores = self.score([""] * self.num_rows)  # (n, 2)
         return 100 * float(scores[:, 1].mean())
 
 

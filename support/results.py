@@ -53,7 +53,7 @@ class Result:
         """Return the Result of a job.
 
         Args:
-            data: dict, split -> what finetune.encode_splits returns.
+            data: dict, split -> Examples.
             seed: int.
             model: nn.Module, which is counted.
             outcome, control: Outcome of the model and of the bag of words, or None.
@@ -71,7 +71,7 @@ class Result:
             metric=dev.task.metrics[0],
             labels=labels,
             train_counts=train_counts,
-            rows={split: len(part) for split, part in data.items()},
+            rows={split: part.num_rows for split, part in data.items()},
             majority=dev.majority(train),
             truth=truth,
             size=count_parameters(model),
