@@ -11,15 +11,6 @@ both on the dev rows. It writes TASK-seed-N.json to --out: scores, predictions a
 command skips finished jobs; more seeds need a new --out. At the end --out has the means over the
 seeds, results.json, and the model of the best seed, ckpt.pt, for infer.py.
 
-The rows of a task, as token IDs, are a dict of Examples (data/examples.py). It is called `data`:
-
-    data["train"]    the rows that train
-    data["select"]   those that choose the weights; none with --select 0
-    data["dev"]      those that are scored
-
-The file has a job first, from its model to its scores. What jobs start from follows, and last the
-script: its settings, the jobs of all tasks and seeds, and their results.
-
 Sources: [HF] Xue & Aletras 2022, HashFormers
 Deviations:
     1. A tenth of the training rows, the selection rows, chooses the weights that are scored: those
@@ -28,6 +19,12 @@ Deviations:
     3. Gradients are clipped at norm 1, and the cosine restarts after each fifth of the steps that
        follow the warm-up. The paper gives no norm, and does not say how often the cosine restarts.
     4. Models of width below 512 have their own lr and pool (docs/finetuning.md).
+Notation:
+    data             dict, split -> Examples: the rows of a task as token IDs (data/examples.py)
+    data["train"]    the rows that train
+    data["select"]   those that choose the weights; none with --select 0
+    data["dev"]      those that are scored
+Order: a job, from its model to its scores; its control; what jobs start from; all jobs of a run
 """
 
 import collections
@@ -59,7 +56,7 @@ from support.results import model_path, read_result, summarize, write_results
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
 
 # What other files use: bench/misspell.py evaluate, train, encode_splits, BagOfWords, both recipes;
-# baselines/canine.py the flags, encode_splits, choose_recipe, train_and_score; bench/ main.
+# baselines/canine.py list_seeds, encode_splits, choose_recipe, train_and_score; bench/ main.
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak
@@ -84,14 +81,14 @@ def run_job(args, runtime, pretrained, data, seed):
         data: dict, split -> Examples.
         seed: int, decides fresh weights, dropout and the order of the examples.
     """
-    task = data["train"].task
-    title = f"{task.name}, seed {seed}"
+    train_data = data["train"]
+    title = f"{train_data.task.name}, seed {seed}"
     recipe = choose_recipe(args, data, seed)
-    model = build_model(args, runtime, pretrained, data["train"], seed)
+    model = build_model(args, runtime, pretrained, train_data, seed)
     outcome = train_and_score(model, data, recipe, runtime, title)
-    save_model(args, pretrained, data["train"], model, outcome, seed)
+    save_model(args, pretrained, train_data, model, outcome, seed)
     control = None
-    if args.epochs > 0 and data["train"].has_control:
+    if args.epochs > 0 and train_data.has_control:
         control = run_control(len(model.codes), data, recipe, runtime, title)
     return Result.collect(data, seed, model, outcome, control)
 
@@ -132,12 +129,13 @@ def choose_recipe(args, data, seed):
 def train_and_score(model, data, recipe, runtime, title):
     """Train a model as train does, and score it on data["dev"]; return its Outcome."""
     best, log = train(model, data, recipe, runtime, title)
+    # the last weights are scored too: this shows what the choice brings
     last_scores, predicted = evaluate(model, data["dev"], runtime)
     scores = last_scores
     if best.weights is not None:
         model.load_state_dict(best.weights)
         scores, predicted = evaluate(model, data["dev"], runtime)
-    return Outcome(scores, last_scores, np.asarray(predicted).tolist(), best.score, log)
+    return Outcome(scores, last_scores, predicted, best.score, log)
 
 
 def save_model(args, pretrained, train_data, model, outcome, seed):
@@ -179,6 +177,7 @@ def train(model, data, recipe, runtime, title):
     losses = []  # since the last evaluation
     for step, indices in enumerate(batches):
         optimizer.param_groups[0]["lr"] = recipe.lr * lr_factor(step, num_steps)
+        # LSH attention may take new hyperplanes in each step; the control has none
         if isinstance(model, Model) and model.config.lsh_redraw:
             model.redraw_hyperplanes(recipe.seed * STEP_STRIDE + step)
         losses.append(train_step(model, optimizer, train_data, indices, runtime))
@@ -394,8 +393,7 @@ def encode_rows(task, rows, pretrained):
 def build_tokenizer(pretrained, train_rows):
     """Return the tokenizer of a checkpoint, or one whose hash knows the words of the rows."""
     if pretrained.tokenizer is not None:
-        with blame("--ckpt"):
-            return HashTokenizer.load(pretrained.tokenizer, pretrained.config)
+        return HashTokenizer.load(pretrained.tokenizer, pretrained.config)
     word_counts = collections.Counter()
     for texts, _ in train_rows:
         for text in texts:
@@ -425,7 +423,11 @@ def encode_splits(task, rows, tokenizer, length):
 
 
 def finetune(args, ranks):
-    """Run one job for each task and seed, then write and print the means over the seeds."""
+    """Run one job for each task and seed, then write and print the means over the seeds.
+
+    Returns:
+        dict, the content of results.json; None on ranks other than the first.
+    """
     # Settings: what a flag leaves open follows from the checkpoint. Then they never change
     check_flags(args)
     pretrained = load_pretrained(args)
@@ -454,12 +456,10 @@ def finetune(args, ranks):
             write_json(Path(args.out, "settings.json"), settings)
             for name, value in settings.items():
                 print(f"{name}: {value}")
-        jobs = list_jobs(args, rows)[ranks.rank::ranks.world]
+        jobs = share_jobs(args, rows, ranks)  # those of this rank
         ranks.wait()  # no job starts before rank 0 holds --out, none ends before all have listed
-        for name, task in tasks.items():
-            seeds = [seed for job_name, seed in jobs if job_name == name]
-            if seeds:
-                run_jobs(args, runtime, pretrained, task, rows[name], seeds)
+        for name, seeds in jobs.items():
+            run_jobs(args, runtime, pretrained, tasks[name], rows[name], seeds)
         ranks.wait()  # rank 0 reads the results when all ranks have written theirs
         if ranks.is_first:
             return collect_results(args, tasks, settings)
@@ -470,17 +470,20 @@ def list_seeds(args):
     return range(args.seed, args.seed + args.seeds)
 
 
-def list_jobs(args, rows):
-    """Return the jobs that are left, list of (name of a task, seed), the longest first.
+def share_jobs(args, rows, ranks):
+    """Return this rank's part of the jobs that are left: dict, name of a task -> list of seeds.
 
-    Rank r takes the jobs r, r + world, ... so that each has about as much to do.
+    Rank r takes the jobs r, r + world, ..., the longest first: each has about as much to do.
     """
     jobs = []
     for name in sorted(rows, key=lambda name: -len(rows[name]["train"])):
         for seed in list_seeds(args):
             if not os.path.exists(f"{job_path(args.out, name, seed)}.json"):
                 jobs.append((name, seed))
-    return jobs
+    seeds_of_task = collections.defaultdict(list)
+    for name, seed in jobs[ranks.rank::ranks.world]:
+        seeds_of_task[name].append(seed)
+    return seeds_of_task
 
 
 def run_jobs(args, runtime, pretrained, task, rows, seeds):
@@ -497,8 +500,9 @@ def collect_results(args, tasks, settings):
     """Write and print the means over the seeds; keep a model of each task. Return results.json."""
     summaries = {}
     for name in tasks:
-        paths = [f"{job_path(args.out, name, seed)}.json" for seed in list_seeds(args)]
-        results = [read_result(path) for path in paths]
+        results = []
+        for seed in list_seeds(args):
+            results.append(read_result(f"{job_path(args.out, name, seed)}.json"))
         summaries[name] = summarize(results)
         keep_best_model(args, name, results)
     content = write_results(args.out, summaries, settings)

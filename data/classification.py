@@ -62,8 +62,7 @@ def read_table(task, args, split):
     if split == "dev":
         split = task.dev_split
     original = os.path.join(task.folder, f"{split}.tsv")
-    hub_id = f"nyu-mll/glue:{task.name}"
-    records, source = read_records(args, split, original, hub_id, task.header)
+    records, source = read_records(args, split, original, f"nyu-mll/glue:{task.name}", task.header)
     parse = parse_class if task.has_classes else parse_number
     return parse_rows(records, task, source, parse)
 
@@ -199,7 +198,6 @@ class SequenceClassification(Examples):
 
     Attributes, besides those of Examples:
         targets: (n,), int64 classes, or float32 numbers in units of the task's scale.
-        class_weights: float32 (classes,), of the rows of each class in the loss, or None.
         num_outputs: int, the model's outputs: a score per class, or one number.
         notes: str, how many texts were cut, and how many rows have no text.
     """
@@ -212,20 +210,16 @@ class SequenceClassification(Examples):
         self.num_outputs = len(task.labels) if task.has_classes else 1
         self.encode_texts([texts for texts, _ in rows])
         self.encode_labels([label for _, label in rows])
-        self.class_weights = None
-        if task.is_balanced:
-            self.class_weights = self.balance_classes()
 
     def encode_texts(self, pairs):
         """Set ids and notes. pairs: list of n tuples, of one text or two."""
-        first = self.tokenizer.ids_of_texts([texts[0] for texts in pairs])
-        second = [None] * len(pairs)
-        if len(self.task.text_columns) == 2:
-            second = self.tokenizer.ids_of_texts([texts[1] for texts in pairs])
+        columns = [self.tokenizer.ids_of_texts(texts) for texts in zip(*pairs)]
+        if len(columns) == 1:
+            columns.append([None] * len(pairs))  # no second texts
         self.ids = []
         num_cut = 0
-        for a, b in zip(first, second):
-            ids, num_words_cut = build_inputs(a, b, self.length, self.tokenizer.separator)
+        for first, second in zip(*columns):
+            ids, num_words_cut = build_inputs(first, second, self.length, self.tokenizer.separator)
             self.ids.append(ids)
             if num_words_cut > 0:
                 num_cut += 1
@@ -235,31 +229,30 @@ class SequenceClassification(Examples):
     def encode_labels(self, labels):
         """Set targets. labels: list of n classes, str, or numbers."""
         if self.task.has_classes:
-            number_of_class = {label: number for number, label in enumerate(self.task.labels)}
-            self.targets = np.array([number_of_class[label] for label in labels])
+            self.targets = np.array([self.task.labels.index(label) for label in labels])
         else:
             mean, deviation = self.task.scale
             targets = (np.array(labels) - mean) / deviation
             self.targets = targets.astype(np.float32)
 
-    def balance_classes(self):
-        """Return class_weights with which all classes weigh alike.
-
-        A row weighs n / (classes · rows of its class): for 3 rows "up" and 1 "down", 2/3 and 2.
-        """
-        counts = np.bincount(self.targets, minlength=self.num_outputs)  # (classes,)
-        weights = self.num_rows / (self.num_outputs * np.maximum(counts, 1))
-        return torch.from_numpy(weights).float()
-
     def loss(self, logits, indices):
         """Return the mean loss of the examples with these indices; logits is (B, num_outputs)."""
         targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B,)
-        if self.class_weights is None:
+        if not self.task.is_balanced:
             return self.unweighted_loss(logits, targets)
         # subtle: a mean over rows. torch's own mean divides by the weights of the batch, so that
         # a batch of frequent classes alone would count as much as if there were no weights
-        weights = send(self.class_weights, logits.device)
+        weights = send(self.class_weights(), logits.device)
         return F.cross_entropy(logits, targets, weights, reduction="none").mean()
+
+    def class_weights(self):
+        """Return the weight of a row of each class, float32 (classes,): all classes weigh alike.
+
+        It is n / (classes · rows of the class): for 3 rows "up" and 1 "down", 2/3 and 2.
+        """
+        counts = np.bincount(self.targets, minlength=self.num_outputs)
+        weights = self.num_rows / (self.num_outputs * np.maximum(counts, 1))
+        return torch.from_numpy(weights).float()
 
     def unweighted_loss(self, logits, targets):
         """Return the mean loss of rows that weigh alike; targets is (B,)."""
@@ -268,7 +261,7 @@ class SequenceClassification(Examples):
         return F.mse_loss(logits[:, 0], targets)
 
     def evaluate(self, batches):
-        """Return the metrics in percent and eval_loss, dict; and the predictions, as targets are.
+        """Return the metrics in percent and eval_loss, dict; and the predictions, a list.
 
         Args:
             batches: list of (indices, logits (B, num_outputs)), all rows in any order.
@@ -285,7 +278,7 @@ class SequenceClassification(Examples):
             scores[name] = 100 * float(METRICS[name](predicted, self.targets))
         loss = self.unweighted_loss(torch.from_numpy(logits), torch.from_numpy(self.targets))
         scores["eval_loss"] = loss.item()
-        return scores, predicted
+        return scores, predicted.tolist()
 
     def majority(self, train):
         """Return the score in percent that needs no model: all are train's most frequent class."""

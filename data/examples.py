@@ -52,7 +52,7 @@ class Examples:
 
         Returns:
             scores: dict, metric -> percent; and eval_loss.
-            predicted: sequence of num_rows classes, numbers or answers.
+            predicted: list of num_rows classes, numbers or answers.
         """
         raise NotImplementedError
 

@@ -179,7 +179,7 @@ class QuestionAnswering(Examples):
 
     head = "span"
     num_outputs = 2  # a score as the start of the answer, and one as its end
-    has_control = False  # a bag of words does not know where in the text a word stands
+    # has_control is False: a bag of words does not know where in the text a word stands
 
     def __init__(self, task, rows, tokenizer, length):
         super().__init__(task, rows, tokenizer, length)
@@ -229,8 +229,7 @@ class QuestionAnswering(Examples):
         """Return float (n, 2), EM and F1 of an answer to each question."""
         scores = []
         for text, truths in zip(texts, self.truths):
-            answer = normalize_answer(text)
-            scores.append(exact_and_f1(answer, truths, self.allow_no_answer))
+            scores.append(exact_and_f1(normalize_answer(text), truths, self.allow_no_answer))
         return np.array(scores)
 
     def majority(self, train):
@@ -334,17 +333,15 @@ def label_windows(rows, windows, spans):
         if answers:
             text, start = answers[0]
             answer_words[number] = find_answer_words(context, spans[number], text, start)
-    targets = []
+    targets = np.zeros((len(windows), 2), np.int64)
     found = set()  # questions with the whole answer in some window
-    for number, window in windows:
-        words = answer_words.get(number, [])
+    for i, (number, window) in enumerate(windows):
+        words = answer_words.get(number)
         if words and window.start <= words[0] and words[-1] < window.stop:
             shift = window.offset - window.start  # from words to positions
-            targets.append([words[0] + shift, words[-1] + shift])
+            targets[i] = [words[0] + shift, words[-1] + shift]
             found.add(number)
-        else:
-            targets.append([0, 0])
-    return np.array(targets), len(answer_words) - len(found)
+    return targets, len(answer_words) - len(found)
 
 
 def find_answer_words(context, spans, text, start):
@@ -401,13 +398,13 @@ def find_answers(pairs, windows, spans, batches, allow_no_answer):
         chosen = [windows[i] for i in indices]
         is_context = mark_contexts(chosen, logits)
         found = best_spans(logits, is_context, MAX_ANSWER)  # four tensors (B,)
-        scores, firsts, lasts, nulls = [values.tolist() for values in found]
-        for i, (number, window) in enumerate(chosen):
-            null[number] = min(null[number], nulls[i])
-            if scores[i] > best[number]:
-                best[number] = scores[i]
+        found = [values.tolist() for values in found]
+        for (number, window), score, first, last, no_answer in zip(chosen, *found):
+            null[number] = min(null[number], no_answer)
+            if score > best[number]:
+                best[number] = score
                 _, context = pairs[number]
-                texts[number] = read_span(context, spans[number], window, firsts[i], lasts[i])
+                texts[number] = read_span(context, spans[number], window, first, last)
     margins = best - null
     if allow_no_answer:
         texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
