@@ -232,8 +232,7 @@ class SequenceClassification(Examples):
             self.targets = np.array([self.task.labels.index(label) for label in labels])
         else:
             mean, deviation = self.task.scale
-            targets = (np.array(labels) - mean) / deviation
-            self.targets = targets.astype(np.float32)
+            self.targets = np.float32((np.array(labels) - mean) / deviation)
 
     def loss(self, logits, indices):
         """Return the mean loss of the examples with these indices; logits is (B, num_outputs)."""

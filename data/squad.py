@@ -186,9 +186,11 @@ class QuestionAnswering(Examples):
         self.allow_no_answer = task.name == V2
         self.pairs = [texts for texts, _ in rows]
         self.truths = [list_truths(answers, self.allow_no_answer) for _, answers in rows]
-        self.windows, self.spans, num_cut = cut_windows(self.pairs, tokenizer, length)
-        self.ids = [window.ids for _, window in self.windows]
-        self.targets, num_lost = label_windows(rows, self.windows, self.spans)
+        windows, spans, num_cut = cut_windows(self.pairs, tokenizer, length)
+        self.windows = windows
+        self.spans = spans
+        self.ids = [window.ids for _, window in windows]
+        self.targets, num_lost = label_windows(rows, windows, spans)
         self.notes = (f"{len(self.ids):,} windows, {num_lost:,} answers found in none, "
                       f"{num_cut:,} questions cut")
 
@@ -198,10 +200,12 @@ class QuestionAnswering(Examples):
         logits: float (B, L, 2). [CLS] and the words of the context are the classes: words of the
         question and padding cannot be right.
         """
-        targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B, 2)
-        is_candidate = mark_contexts([self.windows[i] for i in indices], logits)
+        windows = [self.windows[i] for i in indices]
+        is_candidate = mark_contexts(windows, logits)  # (B, L)
         is_candidate[:, 0] = True  # [CLS]
         logits = logits.masked_fill(~is_candidate.unsqueeze(-1), -torch.inf)
+        targets = torch.from_numpy(self.targets[indices])  # (B, 2)
+        targets = send(targets, logits.device)
         start_loss = F.cross_entropy(logits[..., 0], targets[:, 0])
         end_loss = F.cross_entropy(logits[..., 1], targets[:, 1])
         return (start_loss + end_loss) / 2
@@ -222,8 +226,10 @@ class QuestionAnswering(Examples):
             total_loss += self.loss(logits, indices).item() * len(indices)
         texts, _ = find_answers(
             self.pairs, self.windows, self.spans, batches, self.allow_no_answer)
-        em, f1 = (100 * self.score(texts).mean(0)).tolist()
-        return dict(f1=f1, em=em, eval_loss=total_loss / len(self.ids)), texts
+        percent = 100 * self.score(texts).mean(0)
+        em, f1 = percent.tolist()
+        eval_loss = total_loss / len(self.ids)
+        return dict(f1=f1, em=em, eval_loss=eval_loss), texts
 
     def score(self, texts):
         """Return float (n, 2), EM and F1 of an answer to each question."""
