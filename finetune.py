@@ -11,13 +11,6 @@ both on the dev rows. It writes TASK-seed-N.json to --out: scores, predictions a
 command skips finished jobs; more seeds need a new --out. At the end --out has the means over the
 seeds, results.json, and the model of the best seed, ckpt.pt, for infer.py.
 
-A split of a task's rows, as token IDs, is an instance of task.examples; data/tasks.py has its
-attributes. Functions below take them all as `data`, a dict:
-
-    data["train"]    the rows that train
-    data["select"]   those that choose the weights; none with --select 0
-    data["dev"]      those that are scored
-
 Sources: [HF] Xue & Aletras 2022, HashFormers
 Deviations:
     1. A tenth of the training rows, the selection rows, chooses the weights that are scored: those
@@ -26,6 +19,12 @@ Deviations:
     3. Gradients are clipped at norm 1, and the cosine restarts after each fifth of the steps that
        follow the warm-up. The paper gives no norm, and does not say how often the cosine restarts.
     4. Models of width below 512 have their own lr and pool (docs/finetuning.md).
+Notation:
+    data             dict, split -> Examples: the rows of a task as token IDs (data/examples.py)
+    data["train"]    the rows that train
+    data["select"]   those that choose the weights; none with --select 0
+    data["dev"]      those that are scored
+Order: a job, from its model to its scores; its control; what jobs start from; all jobs of a run
 """
 
 import collections
@@ -44,6 +43,7 @@ import torch.nn as nn
 
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
+from data.examples import Examples
 from data.tasks import TASKS, list_tasks, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, load_model
@@ -56,7 +56,7 @@ from support.results import model_path, read_result, summarize, write_results
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
 
 # What other files use: bench/misspell.py evaluate, train, encode_splits, BagOfWords, both recipes;
-# baselines/canine.py the flags, encode_splits, choose_recipe, train_and_score; bench/ main.
+# baselines/canine.py list_seeds, encode_splits, choose_recipe, train_and_score; bench/ main.
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak
@@ -67,218 +67,29 @@ STEP_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step:
 NEAR_WORDS = 50_000  # words of --preset, the most frequent, that infer.py --near searches
 
 
-def finetune(args, ranks):
-    """Run one job for each task and seed, then write and print the means over the seeds."""
-    # Settings: what a flag leaves open follows from the checkpoint. Then they never change
-    check_flags(args)
-    pretrained = load_pretrained(args)
-    fill_flags(args, pretrained.config.width, pretrained.pool)
-
-    # Device: torchrun starts a process, called rank, for each GPU
-    ranks.connect("cpu", days=30)  # they exchange nothing: each has jobs of its own
-    runtime = resolve_device(args, ranks.local_rank)
-
-    # Texts: all are read before the first job, so that a bad file shows at once
-    tasks = {}  # name -> Task
-    rows = {}  # name -> dict, split -> list of (texts, label)
-    for name in list_tasks(args.task):
-        tasks[name], rows[name] = read_task(name, args)
-        adopt_head(tasks[name], pretrained, args)
-    settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype, format=FORMAT,
-                    train_and_dev_rows=fingerprint(rows), checkpoint=pretrained.digest)
-
-    # Jobs: the folder --out holds those of one choice of settings
-    with lock_output(args.out, ranks.rank):
-        check_out(args.out, settings)
-        if ranks.is_first:
-            write_json(Path(args.out, "settings.json"), settings)
-            for name, value in settings.items():
-                print(f"{name}: {value}")
-        jobs = list_jobs(args, rows)
-        ranks.wait()  # no job starts before rank 0 holds --out, none ends before all have listed
-        for name, task in tasks.items():
-            seeds = [seed for job, seed in jobs[ranks.rank::ranks.world] if job == name]
-            if seeds:
-                run_jobs(args, runtime, pretrained, task, rows[name], seeds)
-        ranks.wait()  # rank 0 reads the results when all ranks have written theirs
-        if not ranks.is_first:
-            return None
-
-        # Results: means over the seeds, and a model for infer.py
-        summaries = {}
-        for name in tasks:
-            paths = [f"{job_path(args.out, name, seed)}.json" for seed in list_seeds(args)]
-            results = [read_result(path) for path in paths]
-            summaries[name] = summarize(results)
-            keep_best_model(args, name, results)
-        content = write_results(args.out, summaries, settings)
-    *_, last = tasks.values()
-    command = ["python", "infer.py", "--ckpt", model_path(args, last.name)]
-    command += [f"some {column}" for column in last.text_columns]
-    print(f"Saved {args.out}/results.json. Next: {quote_command(command)}")
-    return content
-
-
-def list_seeds(args):
-    """Return the seeds of each task."""
-    return range(args.seed, args.seed + args.seeds)
-
-
-def list_jobs(args, rows):
-    """Return the jobs that are left, list of (name of a task, seed), the longest first.
-
-    Rank r takes the jobs r, r + world, ... so that each has about as much to do.
-    """
-    jobs = []
-    for name in sorted(rows, key=lambda name: -len(rows[name]["train"])):
-        for seed in list_seeds(args):
-            if not os.path.exists(f"{job_path(args.out, name, seed)}.json"):
-                jobs.append((name, seed))
-    return jobs
-
-
-# --------------------------------------------------------------------------------------------------
-# What jobs begin with: weights, and rows as token IDs
-
-
-@dataclasses.dataclass
-class Pretrained:
-    """The model of --ckpt, or with --preset the sizes of one whose weights are fresh."""
-
-    config: Config
-    weights: dict  # {}: all are fresh
-    task: dict  # that the head was trained for; {}: there is none
-    tokenizer: dict | None = None  # its state; None: it is built from the training rows
-    words: list | None = None  # that infer.py --near searches; None: those of the training rows
-    digest: str | None = None  # of the checkpoint's file
-
-    @property
-    def pool(self):
-        """How the head of a fine-tuned model reads the positions, or None."""
-        return self.config.pool if self.task else None
-
-    def has_head(self, task):
-        """Return whether the head was trained for this task: same name, columns and labels."""
-        return task.identity().items() <= self.task.items()
-
-    def weights_for(self, task):
-        """Return the weights for a task: those of the encoder, and of the head if it is its own."""
-        if self.has_head(task):
-            return self.weights
-        return {name: weight for name, weight in self.weights.items()
-                if not name.startswith("head.")}
-
-
-def load_pretrained(args):
-    """Return the Pretrained model of --ckpt or --preset."""
-    if args.preset:
-        return Pretrained(Config.choose(PRESETS[args.preset]), weights={}, task={})
-    checkpoint = load_checkpoint(args.ckpt)
-    with blame(args.ckpt):
-        config = load_model(checkpoint).config  # raises where the weights do not fit it
-    if not config.order:
-        raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
-    content = Path(find_checkpoint(args.ckpt)).read_bytes()
-    pretrained = Pretrained(
-        config=config,
-        weights=checkpoint["model"],
-        task=checkpoint.get("task", {}),
-        tokenizer=checkpoint["tokenizer"],
-        words=checkpoint["words"],
-        digest=hashlib.sha256(content).hexdigest())
-    if args.from_scratch:
-        pretrained.weights = {}
-        pretrained.task = {}
-    return pretrained
-
-
-def adopt_head(task, pretrained, args):
-    """Take the scale of a head that was trained for this task; --epochs 0 requires such a head."""
-    if pretrained.has_head(task):
-        task.scale = pretrained.task.get("scale")  # its head predicts numbers in these units
-    elif args.epochs == 0:
-        raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
-                         f"very task, {task.name}, with its columns and labels.")
-
-
-def encode_rows(task, rows, pretrained):
-    """Return the rows of a task as token IDs, `data`; print how many there are."""
-    with blame("--ckpt, --preset"):
-        tokenizer = build_tokenizer(pretrained, rows["train"])
-        data = encode_splits(task, rows, tokenizer, pretrained.config.length)
-    ids = np.concatenate(data["train"].examples)
-    counts = np.bincount(ids, minlength=FIRST_WORD_ID + len(tokenizer.words))
-    report_unknown(tokenizer, tokenizer.words, counts)
-    sizes = ", ".join(f"{split} {len(part):,}" for split, part in data.items())
-    print(f"{task.name}: rows {sizes}; of train {data['train'].notes}", flush=True)
-    return data
-
-
-def build_tokenizer(pretrained, train_rows):
-    """Return the tokenizer of a checkpoint, or one whose hash knows the words of the rows."""
-    if pretrained.tokenizer is not None:
-        with blame("--ckpt"):
-            return HashTokenizer.load(pretrained.tokenizer, pretrained.config)
-    word_counts = collections.Counter()
-    for texts, _ in train_rows:
-        for text in texts:
-            word_counts.update(list_words(text))
-    tokenizer = make_tokenizer(pretrained.config, hash=NgramLSH.fit(word_counts))
-    tokenizer.add_words([word for word, _ in word_counts.most_common()])
-    return tokenizer
-
-
-def encode_splits(task, rows, tokenizer, length):
-    """Return the rows of each split as token IDs: dict, split -> an instance of task.examples.
-
-    Args:
-        task: Task.
-        rows: dict, split -> list of (texts, label).
-        tokenizer: HashTokenizer, or CharacterTokenizer of baselines/canine.py. It learns the words.
-        length: int, the most positions of an example.
-    """
-    data = {}
-    for split, part in rows.items():
-        data[split] = task.examples(task, part, tokenizer, length)
-    return data
-
-
 # --------------------------------------------------------------------------------------------------
 # A job: a task and a seed
 
 
-def run_jobs(args, runtime, pretrained, task, rows, seeds):
-    """Run the job of each seed of a task, and write its results."""
-    data = encode_rows(task, rows, pretrained)  # once: the jobs share its token IDs
-    for seed in seeds:
-        result = run_job(args, runtime, pretrained, data, seed)
-        write_json(f"{job_path(args.out, task.name, seed)}.json", dataclasses.asdict(result))
-        gc.collect()  # a compiled model refers to itself, and would stay in memory
-
-
 def run_job(args, runtime, pretrained, data, seed):
-    """Train, score and save a model, train and score its control; return the Result."""
-    task = data["train"].task
-    title = f"{task.name}, seed {seed}"
-    recipe = choose_recipe(args, data, seed)
-    model = build_model(args, runtime, pretrained, data["train"], seed)
-    outcome = train_and_score(model, data, recipe, runtime, title)
-    tokenizer = data["train"].tokenizer
-    words = pretrained.words
-    if words is None:
-        words = tokenizer.words[:NEAR_WORDS]
-    save_checkpoint(f"{job_path(args.out, task.name, seed)}.pt", model, tokenizer.state(),
-                    run=outcome.scores, words=words,
-                    task=task.identity() | dict(scale=task.scale))
+    """Train, score and save a model, train and score its control; return the Result.
 
-    # Control: what can be told from the words without their order
+    Args:
+        args: Namespace, the flags.
+        runtime: support.common.Runtime, the device and the dtype.
+        pretrained: Pretrained, what the model starts from.
+        data: dict, split -> Examples.
+        seed: int, decides fresh weights, dropout and the order of the examples.
+    """
+    train_data = data["train"]
+    title = f"{train_data.task.name}, seed {seed}"
+    recipe = choose_recipe(args, data, seed)
+    model = build_model(args, runtime, pretrained, train_data, seed)
+    outcome = train_and_score(model, data, recipe, runtime, title)
+    save_model(args, pretrained, train_data, model, outcome, seed)
     control = None
-    if args.epochs > 0 and data["train"].has_control:
-        if runtime.device.type == "mps":  # PyTorch 2.8 and 2.9 have no embedding bag there
-            runtime = runtime._replace(device=torch.device("cpu"))
-        bag = BagOfWords(len(model.codes), data["train"].num_outputs).to(runtime.device)
-        recipe = choose_control_recipe(recipe, data)
-        control = train_and_score(bag, data, recipe, runtime, f"{title}, bag of words")
+    if args.epochs > 0 and train_data.has_control:
+        control = run_control(len(model.codes), data, recipe, runtime, title)
     return Result.collect(data, seed, model, outcome, control)
 
 
@@ -288,27 +99,12 @@ def build_model(args, runtime, pretrained, train_data, seed):
     config = dataclasses.replace(pretrained.config, head=train_data.head,
                                  labels=train_data.num_outputs, pool=args.pool)
     model = Model(config)
-    model.load_state_dict(model.state_dict() | pretrained.weights_for(train_data.task))
+    model.load_state_dict(model.state_dict() | pretrained.weights)
     model.to(runtime.device)
     model.set_codes(train_data.tokenizer.codes())  # after .to, which does not move codes
     if runtime.use_compile:
         model.encode = torch.compile(model.encode, dynamic=True)  # batches differ in length
     return model
-
-
-class BagOfWords(nn.EmbeddingBag):
-    """The control: a word has a score per output, a text their mean. It knows no order of words."""
-
-    def __init__(self, num_ids, num_outputs):
-        super().__init__(num_ids, num_outputs, mode="mean", padding_idx=0)
-        nn.init.zeros_(self.weight)
-
-    def forward(self, ids, key_mask=None):  # ids (B, L), 0 is padding -> (B, num_outputs)
-        return super().forward(ids)
-
-
-# --------------------------------------------------------------------------------------------------
-# Training
 
 
 class Recipe(NamedTuple):
@@ -318,7 +114,6 @@ class Recipe(NamedTuple):
     batch: int  # examples of a step
     lr: float  # the peak
     eval_every: int  # steps between evaluations
-    balanced: bool  # classes weigh alike in the loss
     seed: int  # decides the order of the examples
 
 
@@ -326,32 +121,37 @@ def choose_recipe(args, data, seed):
     """Return the Recipe of a job, as the flags say."""
     eval_every = args.eval_every
     if eval_every is None:  # twice per epoch
-        steps_per_epoch = math.ceil(len(data["train"].examples) / args.batch)
+        steps_per_epoch = math.ceil(len(data["train"].ids) / args.batch)
         eval_every = max(1, steps_per_epoch // 2)
-    return Recipe(args.epochs, args.batch, args.lr, eval_every, args.balanced, seed)
-
-
-def choose_control_recipe(recipe, data):
-    """Return the Recipe of a bag of words, whose model has this one: BAG_STEPS steps or more."""
-    epochs = math.ceil(BAG_STEPS * recipe.batch / len(data["train"]))
-    if epochs <= recipe.epochs:
-        return recipe._replace(lr=BAG_LR)
-    # with eval_every of the model, the lines of its evaluations would be many
-    return recipe._replace(lr=BAG_LR, epochs=epochs, eval_every=BAG_STEPS // 10)
+    return Recipe(args.epochs, args.batch, args.lr, eval_every, seed)
 
 
 def train_and_score(model, data, recipe, runtime, title):
     """Train a model as train does, and score it on data["dev"]; return its Outcome."""
-    best_weights, log = train(model, data, recipe, runtime, title)
-    dev = data["dev"]
-    last_scores, predicted = evaluate(model, dev, runtime)
+    best, log = train(model, data, recipe, runtime, title)
+    # the last weights are scored too: this shows what the choice brings
+    last_scores, predicted = evaluate(model, data["dev"], runtime)
     scores = last_scores
-    selection = 0.0
-    if best_weights is not None:
-        model.load_state_dict(best_weights)
-        scores, predicted = evaluate(model, dev, runtime)
-        selection = max(row[dev.task.metrics[0]] for row in log)
-    return Outcome(scores, last_scores, np.asarray(predicted).tolist(), selection, log)
+    if best.weights is not None:
+        model.load_state_dict(best.weights)
+        scores, predicted = evaluate(model, data["dev"], runtime)
+    return Outcome(scores, last_scores, predicted, best.score, log)
+
+
+def save_model(args, pretrained, train_data, model, outcome, seed):
+    """Write the checkpoint of a job, for infer.py."""
+    task = train_data.task
+    tokenizer = train_data.tokenizer
+    words = pretrained.words
+    if words is None:
+        words = tokenizer.words[:NEAR_WORDS]
+    save_checkpoint(f"{job_path(args.out, task.name, seed)}.pt", model, tokenizer.state(),
+                    run=outcome.scores, words=words,
+                    task=task.identity() | dict(scale=task.scale))
+
+
+# --------------------------------------------------------------------------------------------------
+# Training
 
 
 def train(model, data, recipe, runtime, title):
@@ -359,45 +159,59 @@ def train(model, data, recipe, runtime, title):
 
     Args:
         model: nn.Module, maps token IDs (B, L) and an attention mask to logits.
-        data: dict, see the top of this file.
+        data: dict, split -> Examples.
         recipe: Recipe.
         runtime: Runtime, the device and the dtype.
         title: str, what each line of progress begins with.
 
     Returns:
-        weights: dict, those of the best evaluation, the earliest of equal ones, or None without
-            data["select"].
+        best: Best, the weights of the best evaluation.
         log: list of dict, the scores of each evaluation.
     """
     train_data = data["train"]
-    if recipe.balanced:
-        train_data.balance()
-    batches = draw_batches(train_data.examples, recipe)
+    batches = draw_batches(train_data, recipe)
     num_steps = len(batches)
     optimizer = torch.optim.AdamW(model.parameters(), eps=1e-6, weight_decay=0.0, fused=True)
+    best = Best()
     log = []
     losses = []  # since the last evaluation
-    best_weights = None
     for step, indices in enumerate(batches):
         optimizer.param_groups[0]["lr"] = recipe.lr * lr_factor(step, num_steps)
+        # LSH attention may take new hyperplanes in each step; the control has none
         if isinstance(model, Model) and model.config.lsh_redraw:
             model.redraw_hyperplanes(recipe.seed * STEP_STRIDE + step)
         losses.append(train_step(model, optimizer, train_data, indices, runtime))
 
-        # Evaluate on the selection rows, and keep the best weights
         num_done = step + 1
         if num_done % recipe.eval_every == 0 or num_done == num_steps:
             row = dict(step=num_done, loss=torch.stack(losses).mean().item())
             losses = []
             if "select" in data:
                 scores, _ = evaluate(model, data["select"], runtime)
+                best.update(scores[train_data.task.metrics[0]], model)
                 row |= scores
-                metric = train_data.task.metrics[0]
-                if all(row[metric] > earlier[metric] for earlier in log):
-                    best_weights = copy.deepcopy(model.state_dict())
             log.append(row)
             print_progress(title, row, num_steps)
-    return best_weights, log
+    return best, log
+
+
+class Best:
+    """The weights of the best evaluation so far, the earliest of equal ones.
+
+    Attributes:
+        score: float, 0 before the first evaluation.
+        weights: dict, or None before the first evaluation.
+    """
+
+    def __init__(self):
+        self.score = 0.0
+        self.weights = None
+
+    def update(self, score, model):
+        """Keep the weights of a model if its score is higher than those before."""
+        if self.weights is None or score > self.score:
+            self.score = score
+            self.weights = copy.deepcopy(model.state_dict())
 
 
 def train_step(model, optimizer, train_data, indices, runtime):
@@ -412,17 +226,23 @@ def train_step(model, optimizer, train_data, indices, runtime):
     return loss.detach()  # stays on the device: to read it would wait for a GPU
 
 
-def draw_batches(examples, recipe):
+def draw_batches(train_data, recipe):
     """Return the batches of all epochs, each the indices of examples of similar length."""
     batches = []
     for epoch in range(recipe.epochs):
         rng = np.random.default_rng([recipe.seed, epoch])
-        batches += length_batches(examples, recipe.batch, rng)
+        batches += length_batches(train_data.ids, recipe.batch, rng)
     return batches
 
 
 def lr_factor(step, num_steps):
-    """Return what the peak lr is multiplied by: a rise to 1, then five cosines. [HF Table 5]"""
+    """Return what the peak lr is multiplied by: a rise to 1, then five cosines. [HF Table 5]
+
+    Example: 80 steps, of which 5 are the warm-up and 15 each cosine
+
+        step     0     1     ...   4     5     ...   19      20
+        factor   0.2   0.4         1     1           0.01    1
+    """
     warmup = math.ceil(WARMUP * num_steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -442,28 +262,255 @@ def print_progress(title, row, num_steps):
 
 
 @torch.no_grad()
-def evaluate(model, part, runtime):
+def evaluate(model, examples, runtime):
     """Return the scores of a model on one split of data, dict, and its predictions."""
     runtime = runtime._replace(dtype="float32")  # as infer.py; in bfloat16 many logits tie
     model.eval()
     batches = []
-    for indices in length_batches(part.examples, max(1, EVAL_POSITIONS // part.length)):
-        batches.append((indices, compute_logits(model, part, indices, runtime)))
+    for indices in length_batches(examples.ids, max(1, EVAL_POSITIONS // examples.length)):
+        batches.append((indices, compute_logits(model, examples, indices, runtime)))
     # after the loop, since each check waits for a GPU
     if not all(logits.isfinite().all() for _, logits in batches):
         raise InputError("--lr, --ckpt: expected finite outputs of the model, got NaN or infinity. "
                          "Try a lower --lr or another checkpoint.")
-    return part.evaluate(batches)
+    return examples.evaluate(batches)
 
 
-def compute_logits(model, part, indices, runtime):
+def compute_logits(model, examples, indices, runtime):
     """Return the float32 logits of the examples with these indices in one split of data."""
-    ids, key_mask = pad_batch([part.examples[i] for i in indices])  # (B, L), (B, L)
+    ids, key_mask = pad_batch([examples.ids[i] for i in indices])  # (B, L), (B, L)
     ids = send(ids, runtime.device)
     key_mask = send(key_mask, runtime.device)  # None where nothing is padded
     with autocast(runtime.device, runtime.dtype):
         logits = model(ids, key_mask)
     return logits.float()
+
+
+# --------------------------------------------------------------------------------------------------
+# The control: what can be told from the words without their order
+
+
+class BagOfWords(nn.EmbeddingBag):
+    """The control: a word has a score per output, a text their mean. It knows no order of words."""
+
+    def __init__(self, num_ids, num_outputs):
+        super().__init__(num_ids, num_outputs, mode="mean", padding_idx=0)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, ids, key_mask=None):  # ids (B, L), 0 is padding -> (B, num_outputs)
+        return super().forward(ids)
+
+
+def run_control(num_ids, data, model_recipe, runtime, title):
+    """Train and score a bag of words on the data of a model; return its Outcome."""
+    device = runtime.device
+    if device.type == "mps":  # PyTorch 2.8 and 2.9 have no embedding bag there
+        device = torch.device("cpu")
+    bag = BagOfWords(num_ids, data["train"].num_outputs).to(device)
+    recipe = choose_control_recipe(model_recipe, data)
+    return train_and_score(bag, data, recipe, runtime._replace(device=device),
+                           f"{title}, bag of words")
+
+
+def choose_control_recipe(recipe, data):
+    """Return the Recipe of a bag of words, whose model has this one: BAG_STEPS steps or more.
+
+    Example: 357 rows in batches of 16 are 23 steps per epoch. A model trains 3 epochs, 69 steps,
+    and the bag of words 14 epochs, 322 steps.
+    """
+    epochs = math.ceil(BAG_STEPS * recipe.batch / len(data["train"].ids))
+    if epochs <= recipe.epochs:
+        return recipe._replace(lr=BAG_LR)
+    # with eval_every of the model, the lines of its evaluations would be many
+    return recipe._replace(lr=BAG_LR, epochs=epochs, eval_every=BAG_STEPS // 10)
+
+
+# --------------------------------------------------------------------------------------------------
+# What jobs start from: weights, and rows as token IDs
+
+
+@dataclasses.dataclass
+class Pretrained:
+    """The model of --ckpt. With --preset it has sizes alone, and with --from_scratch no weights."""
+
+    config: Config
+    weights: dict  # name -> tensor; those that are not here are fresh
+    task: dict  # that the head was trained for, as save_model writes it; {}: no head was trained
+    tokenizer: dict | None = None  # its state; None: it is built from the training rows
+    words: list | None = None  # that infer.py --near searches; None: those of the training rows
+    digest: str | None = None  # of the checkpoint's file
+
+    def has_head(self, task):
+        """Return whether the head was trained for this task: same name, columns and labels."""
+        return task.identity().items() <= self.task.items()
+
+
+def load_pretrained(args):
+    """Return the Pretrained model of --ckpt or --preset."""
+    if args.preset:
+        return Pretrained(Config.choose(PRESETS[args.preset]), weights={}, task={})
+    checkpoint = load_checkpoint(args.ckpt)
+    with blame(args.ckpt):
+        config = load_model(checkpoint).config  # raises where the weights do not fit it
+    if not config.order:
+        raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
+    weights = checkpoint["model"]
+    task = checkpoint.get("task", {})
+    if args.from_scratch:
+        weights = {}
+        task = {}
+    content = Path(find_checkpoint(args.ckpt)).read_bytes()
+    return Pretrained(config, weights, task, checkpoint["tokenizer"], checkpoint["words"],
+                      digest=hashlib.sha256(content).hexdigest())
+
+
+def fit_head(pretrained, task):
+    """Return what the jobs of a task start from, a Pretrained, and the task in units of its head.
+
+    A head that was trained for this very task stays, and predicts numbers in the units of its own
+    training. Any other head is left out of the weights.
+    """
+    if pretrained.has_head(task):
+        return pretrained, dataclasses.replace(task, scale=pretrained.task.get("scale"))
+    weights = {name: weight for name, weight in pretrained.weights.items()
+               if not name.startswith("head.")}
+    return dataclasses.replace(pretrained, weights=weights), task
+
+
+def encode_rows(task, rows, pretrained):
+    """Return the rows of a task as token IDs, `data`; print how many there are."""
+    with blame("--ckpt, --preset"):
+        tokenizer = build_tokenizer(pretrained, rows["train"])
+        data = encode_splits(task, rows, tokenizer, pretrained.config.length)
+    ids = np.concatenate(data["train"].ids)
+    counts = np.bincount(ids, minlength=FIRST_WORD_ID + len(tokenizer.words))
+    report_unknown(tokenizer, tokenizer.words, counts)
+    sizes = ", ".join(f"{split} {examples.num_rows:,}" for split, examples in data.items())
+    print(f"{task.name}: rows {sizes}; of train {data['train'].notes}", flush=True)
+    return data
+
+
+def build_tokenizer(pretrained, train_rows):
+    """Return the tokenizer of a checkpoint, or one whose hash knows the words of the rows."""
+    if pretrained.tokenizer is not None:
+        return HashTokenizer.load(pretrained.tokenizer, pretrained.config)
+    word_counts = collections.Counter()
+    for texts, _ in train_rows:
+        for text in texts:
+            word_counts.update(list_words(text))
+    tokenizer = make_tokenizer(pretrained.config, hash=NgramLSH.fit(word_counts))
+    tokenizer.add_words([word for word, _ in word_counts.most_common()])
+    return tokenizer
+
+
+def encode_splits(task, rows, tokenizer, length):
+    """Return the rows of each split as token IDs: dict, split -> Examples.
+
+    Args:
+        task: Task.
+        rows: dict, split -> list of (texts, label).
+        tokenizer: HashTokenizer, or CharacterTokenizer of baselines/canine.py. It learns the words.
+        length: int, the most positions of an example.
+    """
+    data: dict[str, Examples] = {}
+    for split, split_rows in rows.items():
+        data[split] = task.examples(task, split_rows, tokenizer, length)
+    return data
+
+
+# --------------------------------------------------------------------------------------------------
+# The script: all tasks, seeds and ranks
+
+
+def finetune(args, ranks):
+    """Run one job for each task and seed, then write and print the means over the seeds.
+
+    Returns:
+        dict, the content of results.json; None on ranks other than the first.
+    """
+    # Settings: what a flag leaves open follows from the checkpoint. Then they never change
+    check_flags(args)
+    pretrained = load_pretrained(args)
+    pool = pretrained.config.pool if pretrained.task else None  # that of a trained head
+    fill_flags(args, pretrained.config.width, pool)
+
+    # Device: torchrun starts a process, called rank, for each GPU
+    ranks.connect("cpu", days=30)  # they exchange nothing: each has jobs of its own
+    runtime = resolve_device(args, ranks.local_rank)
+
+    # Texts: all are read before the first job, so that a bad file shows at once
+    tasks = {}  # name -> Task
+    rows = {}  # name -> dict, split -> list of (texts, label)
+    for name in list_tasks(args.task):
+        tasks[name], rows[name] = read_task(name, args)
+        if args.epochs == 0 and not pretrained.has_head(tasks[name]):
+            raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
+                             f"very task, {name}, with its columns and labels.")
+    settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype, format=FORMAT,
+                    train_and_dev_rows=fingerprint(rows), checkpoint=pretrained.digest)
+
+    # Jobs: the folder --out holds those of one choice of settings
+    with lock_output(args.out, ranks.rank):
+        check_out(args.out, settings)
+        if ranks.is_first:
+            write_json(Path(args.out, "settings.json"), settings)
+            for name, value in settings.items():
+                print(f"{name}: {value}")
+        jobs = share_jobs(args, rows, ranks)  # those of this rank
+        ranks.wait()  # no job starts before rank 0 holds --out, none ends before all have listed
+        for name, seeds in jobs.items():
+            run_jobs(args, runtime, pretrained, tasks[name], rows[name], seeds)
+        ranks.wait()  # rank 0 reads the results when all ranks have written theirs
+        if ranks.is_first:
+            return collect_results(args, tasks, settings)
+
+
+def list_seeds(args):
+    """Return the seeds of each task."""
+    return range(args.seed, args.seed + args.seeds)
+
+
+def share_jobs(args, rows, ranks):
+    """Return this rank's part of the jobs that are left: dict, name of a task -> list of seeds.
+
+    Rank r takes the jobs r, r + world, ..., the longest first: each has about as much to do.
+    """
+    jobs = []
+    for name in sorted(rows, key=lambda name: -len(rows[name]["train"])):
+        for seed in list_seeds(args):
+            if not os.path.exists(f"{job_path(args.out, name, seed)}.json"):
+                jobs.append((name, seed))
+    seeds_of_task = collections.defaultdict(list)
+    for name, seed in jobs[ranks.rank::ranks.world]:
+        seeds_of_task[name].append(seed)
+    return seeds_of_task
+
+
+def run_jobs(args, runtime, pretrained, task, rows, seeds):
+    """Run the job of each seed of a task, and write its results."""
+    start, task = fit_head(pretrained, task)
+    data = encode_rows(task, rows, start)  # once: the jobs share its token IDs
+    for seed in seeds:
+        result = run_job(args, runtime, start, data, seed)
+        write_json(f"{job_path(args.out, task.name, seed)}.json", dataclasses.asdict(result))
+        gc.collect()  # a compiled model refers to itself, and would stay in memory
+
+
+def collect_results(args, tasks, settings):
+    """Write and print the means over the seeds; keep a model of each task. Return results.json."""
+    summaries = {}
+    for name in tasks:
+        results = []
+        for seed in list_seeds(args):
+            results.append(read_result(f"{job_path(args.out, name, seed)}.json"))
+        summaries[name] = summarize(results)
+        keep_best_model(args, name, results)
+    content = write_results(args.out, summaries, settings)
+    *_, last = tasks.values()
+    command = ["python", "infer.py", "--ckpt", model_path(args, last.name)]
+    command += [f"some {column}" for column in last.text_columns]
+    print(f"Saved {args.out}/results.json. Next: {quote_command(command)}")
+    return content
 
 
 # --------------------------------------------------------------------------------------------------

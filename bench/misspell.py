@@ -114,9 +114,9 @@ def bench_scores(args):
             # finetune.py keeps no weights of its control
             recipe = finetune.choose_recipe(settings, data, settings.seed)
             recipe = finetune.choose_control_recipe(recipe, data)
-            weights, _ = finetune.train(bag, data, recipe, runtime, f"{name}, bag of words")
-            if weights is not None:
-                bag.load_state_dict(weights)
+            best, _ = finetune.train(bag, data, recipe, runtime, f"{name}, bag of words")
+            if best.weights is not None:
+                bag.load_state_dict(best.weights)
             yield score_splits(title, runtime, bag, data)
 
 

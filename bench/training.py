@@ -203,11 +203,11 @@ def bench_inference(args):
             data = SequenceClassification(task, splits["dev"], tokenizer, model.config.length)
             if unit != "characters":
                 harness.set_codes(model, tokenizer)
-            row[unit] = np.mean([len(ids) for ids in data.examples])  # tokens a text
+            row[unit] = np.mean([len(ids) for ids in data.ids])  # tokens a text
             batches = []
             # padded to the longest of 16
             for start in range(0, 64, 16):
-                batches.append(pad_batch(data.examples[start:start + 16]))
+                batches.append(pad_batch(data.ids[start:start + 16]))
             functions[unit] = functools.partial(run_batches, model, batches)
         watch = Stopwatch(functions, rounds=3)
         for unit, ms in watch.ms.items():

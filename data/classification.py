@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from data.examples import Examples
 from data.python_source import build_pydoc
 from data.rows import is_hub_id, read_hub, read_rows, reader_options
 from data.splitters import clean_name
@@ -61,8 +62,7 @@ def read_table(task, args, split):
     if split == "dev":
         split = task.dev_split
     original = os.path.join(task.folder, f"{split}.tsv")
-    hub_id = f"nyu-mll/glue:{task.name}"
-    records, source = read_records(args, split, original, hub_id, task.header)
+    records, source = read_records(args, split, original, f"nyu-mll/glue:{task.name}", task.header)
     parse = parse_class if task.has_classes else parse_number
     return parse_rows(records, task, source, parse)
 
@@ -193,45 +193,34 @@ def read_label(cell):
 # Rows to examples
 
 
-class SequenceClassification:
-    """A split of a classification or regression task as token IDs, of one text or of a pair.
+class SequenceClassification(Examples):
+    """The rows of a classification or regression task as token IDs: each row is an example.
 
-    Args:
-        task: Task, as read_task returns it.
-        rows: list of (texts, label), those of the split.
-        tokenizer: HashTokenizer, which learns the words.
-        length: int, the most positions of an example.
-
-    Attributes:
-        examples: list of n int32 arrays, token IDs.
+    Attributes, besides those of Examples:
         targets: (n,), int64 classes, or float32 numbers in units of the task's scale.
         num_outputs: int, the model's outputs: a score per class, or one number.
         notes: str, how many texts were cut, and how many rows have no text.
     """
 
     head = "classify"
-    has_control = True  # an output for each text, which a bag of words can give too
+    has_control = True
 
     def __init__(self, task, rows, tokenizer, length):
-        self.task = task
-        self.tokenizer = tokenizer
-        self.length = length
+        super().__init__(task, rows, tokenizer, length)
         self.num_outputs = len(task.labels) if task.has_classes else 1
-        self.class_weights = None  # float32 (classes,), see balance
         self.encode_texts([texts for texts, _ in rows])
         self.encode_labels([label for _, label in rows])
 
     def encode_texts(self, pairs):
-        """Set examples and notes. pairs: list of n tuples, of one text or two."""
-        first = self.tokenizer.ids_of_texts([texts[0] for texts in pairs])
-        second = [None] * len(pairs)
-        if len(self.task.text_columns) == 2:
-            second = self.tokenizer.ids_of_texts([texts[1] for texts in pairs])
-        self.examples = []
+        """Set ids and notes. pairs: list of n tuples, of one text or two."""
+        columns = [self.tokenizer.ids_of_texts(texts) for texts in zip(*pairs)]
+        if len(columns) == 1:
+            columns.append([None] * len(pairs))  # no second texts
+        self.ids = []
         num_cut = 0
-        for a, b in zip(first, second):
-            ids, num_words_cut = build_inputs(a, b, self.length, self.tokenizer.separator)
-            self.examples.append(ids)
+        for first, second in zip(*columns):
+            ids, num_words_cut = build_inputs(first, second, self.length, self.tokenizer.separator)
+            self.ids.append(ids)
             if num_words_cut > 0:
                 num_cut += 1
         num_empty = sum(not any(texts) for texts in pairs)
@@ -240,44 +229,43 @@ class SequenceClassification:
     def encode_labels(self, labels):
         """Set targets. labels: list of n classes, str, or numbers."""
         if self.task.has_classes:
-            number_of_class = {label: number for number, label in enumerate(self.task.labels)}
-            self.targets = np.array([number_of_class[label] for label in labels])
+            self.targets = np.array([self.task.labels.index(label) for label in labels])
         else:
             mean, deviation = self.task.scale
-            targets = (np.array(labels) - mean) / deviation
-            self.targets = targets.astype(np.float32)
-
-    def __len__(self):
-        return len(self.examples)
-
-    def balance(self):
-        """Let classes weigh alike in the loss: a row weighs n / (classes · rows of its class)."""
-        counts = np.bincount(self.targets, minlength=self.num_outputs)  # (classes,)
-        weights = len(self.targets) / (self.num_outputs * np.maximum(counts, 1))
-        self.class_weights = torch.from_numpy(weights).float()
+            self.targets = np.float32((np.array(labels) - mean) / deviation)
 
     def loss(self, logits, indices):
         """Return the mean loss of the examples with these indices; logits is (B, num_outputs)."""
         targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B,)
-        if not self.task.has_classes:
-            return F.mse_loss(logits[:, 0], targets)
-        if self.class_weights is None:
-            return F.cross_entropy(logits, targets)
+        if not self.task.is_balanced:
+            return self.unweighted_loss(logits, targets)
         # subtle: a mean over rows. torch's own mean divides by the weights of the batch, so that
         # a batch of frequent classes alone would count as much as if there were no weights
-        weights = send(self.class_weights, logits.device)
+        weights = send(self.class_weights(), logits.device)
         return F.cross_entropy(logits, targets, weights, reduction="none").mean()
 
+    def class_weights(self):
+        """Return the weight of a row of each class, float32 (classes,): all classes weigh alike.
+
+        It is n / (classes · rows of the class): for 3 rows "up" and 1 "down", 2/3 and 2.
+        """
+        counts = np.bincount(self.targets, minlength=self.num_outputs)
+        weights = self.num_rows / (self.num_outputs * np.maximum(counts, 1))
+        return torch.from_numpy(weights).float()
+
+    def unweighted_loss(self, logits, targets):
+        """Return the mean loss of rows that weigh alike; targets is (B,)."""
+        if self.task.has_classes:
+            return F.cross_entropy(logits, targets)
+        return F.mse_loss(logits[:, 0], targets)
+
     def evaluate(self, batches):
-        """Score a model by its logits.
+        """Return the metrics in percent and eval_loss, dict; and the predictions, a list.
 
         Args:
-            batches: iterable of (indices, logits (B, num_outputs)), all examples in any order.
-
-        Returns:
-            dict of the metrics in percent and eval_loss; and the predictions (n,), as targets are.
+            batches: list of (indices, logits (B, num_outputs)), all rows in any order.
         """
-        logits = np.zeros((len(self.examples), self.num_outputs), np.float32)
+        logits = np.zeros((self.num_rows, self.num_outputs), np.float32)
         for indices, part in batches:
             logits[indices] = part.cpu().numpy()
         if self.task.has_classes:
@@ -287,9 +275,9 @@ class SequenceClassification:
         scores = {}  # plain numbers, as checkpoints hold them
         for name in self.task.metrics:
             scores[name] = 100 * float(METRICS[name](predicted, self.targets))
-        loss = self.loss(torch.from_numpy(logits), np.arange(len(self)))
+        loss = self.unweighted_loss(torch.from_numpy(logits), torch.from_numpy(self.targets))
         scores["eval_loss"] = loss.item()
-        return scores, predicted
+        return scores, predicted.tolist()
 
     def majority(self, train):
         """Return the score in percent that needs no model: all are train's most frequent class."""

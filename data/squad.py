@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 
 from data.classification import parse_rows, read_records
+from data.examples import Examples
 from data.rows import note_once
 from support.common import InputError, blame, send
 from tokenizer import build_inputs
@@ -165,41 +166,33 @@ def find_place(context, text, start):
 # A split of the data
 
 
-class QuestionAnswering:
-    """Questions and contexts as token IDs. A long context is read in windows that overlap.
+class QuestionAnswering(Examples):
+    """Questions and contexts as token IDs. Each window of a long context is an example.
 
-    Args:
-        task: data.tasks.Task. Questions of squad_v2 may have no answer.
-        rows: list of ((question, context), answers), one split.
-        tokenizer: HashTokenizer, which learns the words.
-        length: int, L.
-
-    Attributes:
-        examples: list of W int32 token IDs, one of each window.
+    Attributes, besides those of Examples:
+        pairs: list of n (question, context).
+        truths: list of n, the right answers to each question, see list_truths.
+        windows, spans: as cut_windows returns them.
         targets: int64 (W, 2), as label_windows returns them.
-        truths: for each question its right answers, see list_truths.
-        notes: str, what was lost.
+        notes: str, how many windows there are, and what was lost.
     """
 
     head = "span"
     num_outputs = 2  # a score as the start of the answer, and one as its end
-    has_control = False  # a bag of words does not know where in the text a word stands
+    # has_control is False: a bag of words does not know where in the text a word stands
 
     def __init__(self, task, rows, tokenizer, length):
-        self.task = task
-        self.tokenizer = tokenizer
-        self.length = length
+        super().__init__(task, rows, tokenizer, length)
         self.allow_no_answer = task.name == V2
         self.pairs = [texts for texts, _ in rows]
         self.truths = [list_truths(answers, self.allow_no_answer) for _, answers in rows]
-        self.windows, self.spans, num_cut = cut_windows(self.pairs, tokenizer, length)
-        self.examples = [window.ids for _, window in self.windows]
-        self.targets, num_lost = label_windows(rows, self.windows, self.spans)
-        self.notes = (f"{len(self.examples):,} windows, {num_lost:,} answers found in none, "
+        windows, spans, num_cut = cut_windows(self.pairs, tokenizer, length)
+        self.windows = windows
+        self.spans = spans
+        self.ids = [window.ids for _, window in windows]
+        self.targets, num_lost = label_windows(rows, windows, spans)
+        self.notes = (f"{len(self.ids):,} windows, {num_lost:,} answers found in none, "
                       f"{num_cut:,} questions cut")
-
-    def __len__(self):
-        return len(self.pairs)
 
     def loss(self, logits, indices):
         """Return the mean cross-entropy of start and end in the windows with these indices.
@@ -207,10 +200,12 @@ class QuestionAnswering:
         logits: float (B, L, 2). [CLS] and the words of the context are the classes: words of the
         question and padding cannot be right.
         """
-        targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B, 2)
-        is_candidate = mark_contexts([self.windows[i] for i in indices], logits)
+        windows = [self.windows[i] for i in indices]
+        is_candidate = mark_contexts(windows, logits)  # (B, L)
         is_candidate[:, 0] = True  # [CLS]
         logits = logits.masked_fill(~is_candidate.unsqueeze(-1), -torch.inf)
+        targets = torch.from_numpy(self.targets[indices])  # (B, 2)
+        targets = send(targets, logits.device)
         start_loss = F.cross_entropy(logits[..., 0], targets[:, 0])
         end_loss = F.cross_entropy(logits[..., 1], targets[:, 1])
         return (start_loss + end_loss) / 2
@@ -221,31 +216,31 @@ class QuestionAnswering:
         eval_loss takes an answer that is in no window, or nowhere in the context, as none.
 
         Args:
-            batches: iterable of (indices, logits (B, L, 2)): of all windows, in any order.
+            batches: list of (indices, logits (B, L, 2)): of all windows, in any order.
 
         Returns:
             dict of the scores in percent and eval_loss; and the answers, list of str, "" for none.
         """
-        batches = list(batches)  # they are read twice
         total_loss = 0.0
         for indices, logits in batches:
             total_loss += self.loss(logits, indices).item() * len(indices)
         texts, _ = find_answers(
             self.pairs, self.windows, self.spans, batches, self.allow_no_answer)
-        em, f1 = (100 * self.score(texts).mean(0)).tolist()
-        return dict(f1=f1, em=em, eval_loss=total_loss / len(self.examples)), texts
+        percent = 100 * self.score(texts).mean(0)
+        em, f1 = percent.tolist()
+        eval_loss = total_loss / len(self.ids)
+        return dict(f1=f1, em=em, eval_loss=eval_loss), texts
 
     def score(self, texts):
         """Return float (n, 2), EM and F1 of an answer to each question."""
         scores = []
         for text, truths in zip(texts, self.truths):
-            answer = normalize_answer(text)
-            scores.append(exact_and_f1(answer, truths, self.allow_no_answer))
+            scores.append(exact_and_f1(normalize_answer(text), truths, self.allow_no_answer))
         return np.array(scores)
 
     def majority(self, train):
         """Return the score in percent that needs no model: F1 of giving no answer."""
-        scores = self.score([""] * len(self))  # (n, 2)
+        scores = self.score([""] * self.num_rows)  # (n, 2)
         return 100 * float(scores[:, 1].mean())
 
 
@@ -344,17 +339,15 @@ def label_windows(rows, windows, spans):
         if answers:
             text, start = answers[0]
             answer_words[number] = find_answer_words(context, spans[number], text, start)
-    targets = []
+    targets = np.zeros((len(windows), 2), np.int64)
     found = set()  # questions with the whole answer in some window
-    for number, window in windows:
-        words = answer_words.get(number, [])
+    for i, (number, window) in enumerate(windows):
+        words = answer_words.get(number)
         if words and window.start <= words[0] and words[-1] < window.stop:
             shift = window.offset - window.start  # from words to positions
-            targets.append([words[0] + shift, words[-1] + shift])
+            targets[i] = [words[0] + shift, words[-1] + shift]
             found.add(number)
-        else:
-            targets.append([0, 0])
-    return np.array(targets), len(answer_words) - len(found)
+    return targets, len(answer_words) - len(found)
 
 
 def find_answer_words(context, spans, text, start):
@@ -411,13 +404,13 @@ def find_answers(pairs, windows, spans, batches, allow_no_answer):
         chosen = [windows[i] for i in indices]
         is_context = mark_contexts(chosen, logits)
         found = best_spans(logits, is_context, MAX_ANSWER)  # four tensors (B,)
-        scores, firsts, lasts, nulls = [values.tolist() for values in found]
-        for i, (number, window) in enumerate(chosen):
-            null[number] = min(null[number], nulls[i])
-            if scores[i] > best[number]:
-                best[number] = scores[i]
+        found = [values.tolist() for values in found]
+        for (number, window), score, first, last, no_answer in zip(chosen, *found):
+            null[number] = min(null[number], no_answer)
+            if score > best[number]:
+                best[number] = score
                 _, context = pairs[number]
-                texts[number] = read_span(context, spans[number], window, firsts[i], lasts[i])
+                texts[number] = read_span(context, spans[number], window, first, last)
     margins = best - null
     if allow_no_answer:
         texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]

@@ -9,17 +9,7 @@ A task is a line of TASKS. What is special about it are its two parts:
 
     read       a function of the task, the flags and a split, "train" or "dev". It returns the rows,
                list of (texts, label): a tuple of one text or two, and what is to be predicted.
-    examples   a class, called with the task, the rows of a split, a tokenizer and the most
-               positions of an example. An instance has
-
-        examples         list of int32 arrays, token IDs
-        head             of the model that predicts its labels, and num_outputs, of that head
-        loss             (logits, indices of the examples) -> the mean loss, which has a gradient
-        evaluate         (iterable of indices and logits) -> the scores, dict, and the predictions
-        majority         (those of train) -> the score that needs no model
-        notes            str, what was lost
-        has_control      whether a bag of words can do the task; then it has targets, (n,)
-        balance          () -> None: let classes weigh alike in the loss; where labels are classes
+    examples   a class, which makes token IDs of rows, and scores a model: see data/examples.py.
 """
 
 import collections
@@ -54,7 +44,7 @@ class Task:
             the task's score.
         label_column: str.
         read: function of the task, the flags and a split that returns its rows.
-        examples: class of a split's rows as token IDs.
+        examples: class of a split's rows as token IDs, a data.examples.Examples.
         flags: tuple of str, those of --train, --dev, --data_dir, --text, --label and --regression
             that `read` takes. With text, the columns are those that the flags name.
         group_of: function of a row's texts that returns those which decide on its group. A group is
@@ -66,6 +56,7 @@ class Task:
         name: str, the key in TASKS.
         scale: [mean, standard deviation] of the training rows' numbers, which are predicted in
             units of it, or None where labels are no numbers.
+        is_balanced: bool, classes weigh alike in the loss of the training.
     """
 
     text_columns: list
@@ -82,6 +73,7 @@ class Task:
     header: list | None = None
     name: str = ""
     scale: list | None = None
+    is_balanced: bool = False
 
     @property
     def has_classes(self):
@@ -173,6 +165,7 @@ def choose_task(name, args):
     if args.balanced:  # classes count alike in the loss, and in the score that chooses the weights
         if not task.has_classes:
             raise InputError("--balanced requires a task of classes.")
+        task.is_balanced = True
         task.metrics = ["macro_f1", "accuracy"]
     return task
 

@@ -7,6 +7,7 @@
 Out of scope: training and scoring (finetune.py), the metrics (data/classification.py).
 """
 
+import collections
 import dataclasses
 import os
 from pathlib import Path
@@ -53,7 +54,7 @@ class Result:
         """Return the Result of a job.
 
         Args:
-            data: dict, split -> what finetune.encode_splits returns.
+            data: dict, split -> Examples.
             seed: int.
             model: nn.Module, which is counted.
             outcome, control: Outcome of the model and of the bag of words, or None.
@@ -71,7 +72,7 @@ class Result:
             metric=dev.task.metrics[0],
             labels=labels,
             train_counts=train_counts,
-            rows={split: len(part) for split, part in data.items()},
+            rows={split: part.num_rows for split, part in data.items()},
             majority=dev.majority(train),
             truth=truth,
             size=count_parameters(model),
@@ -158,6 +159,9 @@ def summarize(results):
     metric = first.metric
     models = [result.model for result in results]
     values = [outcome.scores[metric] for outcome in models]
+    all_metrics = {}
+    for name in models[0].scores:
+        all_metrics[name] = np.mean([outcome.scores[name] for outcome in models])
     predicted = [outcome.predicted for outcome in models]  # (seeds, n)
     f1_per_label = {}
     rows_per_label = {}
@@ -171,10 +175,10 @@ def summarize(results):
         rows=first.rows,
         size=first.size,
         values=values,
-        mean=np.mean(values),
+        mean=all_metrics[metric],
         std=deviation(values),
-        last=average([outcome.last_scores for outcome in models])[metric],
-        all_metrics=average([outcome.scores for outcome in models]),
+        last=np.mean([outcome.last_scores[metric] for outcome in models]),
+        all_metrics=all_metrics,
         f1_per_label=f1_per_label,
         rows_per_label=rows_per_label,
         train_rows_per_label=dict(zip(first.labels, first.train_counts)),
@@ -188,11 +192,6 @@ def summarize(results):
         bag_predicted = [outcome.predicted for outcome in bags]
         summary.over_bag_error = standard_error(metric, predicted, bag_predicted, first.truth)
     return summary
-
-
-def average(rows):
-    """Return the mean of each score over the seeds; rows is a list of dict, metric -> score."""
-    return {name: np.mean([row[name] for row in rows]) for name in rows[0]}
 
 
 def deviation(values):
@@ -210,9 +209,9 @@ def write_results(out, summaries, settings):
         summaries: dict, name of a task -> Summary.
         settings: dict.
     """
-    tasks = {name: dataclasses.asdict(summary) for name, summary in summaries.items()}
-    content = dict(tasks=tasks, settings=settings)
+    content = dict(tasks={}, settings=settings)
     for name, summary in summaries.items():
+        content["tasks"][name] = dataclasses.asdict(summary)
         print_summary(name, summary)
     if len(summaries) > 1:
         content["average"] = np.mean([summary.mean for summary in summaries.values()])
@@ -223,9 +222,8 @@ def write_results(out, summaries, settings):
 
 def print_summary(name, summary):
     """Print the scores of a task beside its controls."""
-    size = summary.size
     f1_per_label = summary.f1_per_label  # {} without classes
-    print(f"\n{name}: parameters {size['total']:,}, PoEP {size['poep']:.2%}")
+    print(f"\n{name}: parameters {summary.size['total']:,}, PoEP {summary.size['poep']:.2%}")
     rival = "majority class" if f1_per_label else "without a model"
     print(f"{name}: {summary.metric} {format_mean(summary.mean, summary.std)}, last weights "
           f"{summary.last:.2f}, {rival} {summary.majority:.2f}")
@@ -236,30 +234,26 @@ def print_summary(name, summary):
             note = ": not shown to be better than a bag of words"
         print(f"{name}: bag of words {bag}, difference {summary.over_bag:+.2f} ± "
               f"{summary.over_bag_error:.2f}, its standard error over rows and seeds{note}")
-    if f1_per_label:
-        scores = [f"{label} {score:.1f} ({summary.rows_per_label[label]:,} rows)"
-                  for label, score in f1_per_label.items()]
+    scores = []
+    missed = collections.defaultdict(list)  # reason -> classes with no right prediction
+    for label, score in f1_per_label.items():
+        scores.append(f"{label} {score:.1f} ({summary.rows_per_label[label]:,} rows)")
+        if score == 0:
+            missed[explain_missed(summary, label)].append(label)
+    if scores:
         print(f"{name}: F1 of each class: {', '.join(scores)}")
-    missed = [label for label, score in f1_per_label.items() if score == 0]
-    for reason, (labels, advice) in explain_missed(summary, missed).items():
-        print(f"warning: {name}: {reason}: {', '.join(labels)}. {advice}, with another --out.")
+    for reason, labels in missed.items():
+        print(f"warning: {name}: {reason}: {', '.join(labels)}. Use more rows, --dev, --epochs or "
+              "--balanced, with another --out.")
 
 
-def explain_missed(summary, missed):
-    """Return why classes have no right prediction: dict, reason -> (their labels, what to do)."""
-    reasons = {}
-    for label in missed:
-        reason = "never predicted rightly"
-        advice = "Use more rows or --epochs, or --balanced"
-        if summary.rows_per_label[label] == 0:
-            reason = "no rows to score"
-            advice = "Use more rows, or --dev"
-        if summary.train_rows_per_label[label] == 0:
-            reason = "no rows to train on"
-            advice = "Use more rows, or --dev"
-        labels, _ = reasons.setdefault(reason, ([], advice))
-        labels.append(label)
-    return reasons
+def explain_missed(summary, label):
+    """Return why no row of a class was predicted rightly."""
+    if summary.train_rows_per_label[label] == 0:
+        return "no rows to train on"
+    if summary.rows_per_label[label] == 0:
+        return "no rows to score"
+    return "never predicted rightly"
 
 
 def format_mean(mean, std):

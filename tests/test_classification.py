@@ -1,5 +1,7 @@
 """Tests of data/classification.py: labels, columns, metrics by hand, examples, baselines."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -147,8 +149,8 @@ def test_examples_are_pairs_cut_to_the_length():
     long_text = " ".join(WORDS)
     rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0), (("", ""), 3.0)]
     data = make_data(Task(["a", "b"], None, ["spearman"], scale=[0.0, 1.0]), rows)
-    assert data.examples[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
-    assert len(data.examples[1]) == 9
+    assert data.ids[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
+    assert len(data.ids[1]) == 9
     assert data.notes == "1 texts cut to 9 positions, 1 empty"
 
 
@@ -180,12 +182,22 @@ def test_eval_loss_is_the_mean_over_the_rows(task, labels):
 
 def test_balanced_loss_weighs_classes_alike():
     """Of four rows three are up: their weights are 4 / (2 · 3), that of the other is 4 / 2."""
-    data = make_data(UP_OR_DOWN, make_rows("abcd", ["up", "down", "up", "up"]))
+    task = dataclasses.replace(UP_OR_DOWN, is_balanced=True)
+    data = make_data(task, make_rows("abcd", ["up", "down", "up", "up"]))
     logits = torch.randn(4, 2)
-    data.balance()
     losses = -logits.log_softmax(1)
     assert data.loss(logits[:2], [0, 1]).item() == pytest.approx(
         (2 / 3 * losses[0, 1].item() + 2 * losses[1, 0].item()) / 2)
+
+
+def test_eval_loss_of_a_balanced_task_has_no_weights():
+    """Law: the rows that are scored weigh alike, so that losses with and without are comparable."""
+    rows = make_rows("abcd", ["up", "down", "up", "up"])
+    balanced = make_data(dataclasses.replace(UP_OR_DOWN, is_balanced=True), rows)
+    logits = torch.randn(4, 2)
+    plain_scores, _ = make_data(UP_OR_DOWN, rows).evaluate(two_batches(logits))
+    scores, _ = balanced.evaluate(two_batches(logits))
+    assert scores["eval_loss"] == plain_scores["eval_loss"]
 
 
 def test_majority_is_the_most_frequent_class_of_train():

@@ -223,12 +223,12 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
 
     def evaluate(model, data, runtime):
         if isinstance(model, finetune.BagOfWords):
-            return dict(accuracy=0.0), data.targets
-        sizes.append(len(data))
+            return dict(accuracy=0.0), data.targets.tolist()
+        sizes.append(data.num_rows)
         heads.append(model.head[1].weight.clone())
         if len(sizes) <= 4:
             return dict(accuracy=accuracy[len(sizes) - 1]), None
-        return dict(accuracy=10.0 * len(sizes)), data.targets
+        return dict(accuracy=10.0 * len(sizes)), data.targets.tolist()
 
     monkeypatch.setattr(finetune, "evaluate", evaluate)
     row = tune(tmp_path, *own, "--seeds", 1, "--eval_every", 18)["tasks"]["own"]

@@ -225,15 +225,15 @@ def test_targets_read_as_answers_score_100(split, length, name, no_answer, bpe):
         config = Config(emb="lookup")
         tokenizer = make_tokenizer(config, split="bpe", subwords=bpe, vocabulary=bpe.units)
     data = make_data(rows, length, name, tokenizer)
-    assert len(data.examples) > 40
+    assert len(data.ids) > 40
     assert "0 answers found in none" in data.notes
 
-    logits = [torch.zeros(len(ids), 2) for ids in data.examples]
-    for scores, ids, (start, end) in zip(logits, data.examples, data.targets):
+    logits = [torch.zeros(len(ids), 2) for ids in data.ids]
+    for scores, ids, (start, end) in zip(logits, data.ids, data.targets):
         assert SEP not in ids[[start, end]]
         scores[start, 0] = 1
         scores[end, 1] = 1
-    scores, texts = data.evaluate(iter(batches(logits)))
+    scores, texts = data.evaluate(batches(logits))
     assert scores["f1"] == scores["em"] == 100
     assert data.score(texts).min() == 1
 
@@ -280,11 +280,11 @@ def test_eval_loss_is_the_mean_over_the_windows():
     """Law: batches of other sizes, and their padding, change nothing."""
     rows = make_rows(random.Random(4), 8, 0.3)
     data = make_data(rows, 25)
-    logits = [torch.randn(len(ids), 2) for ids in data.examples]
+    logits = [torch.randn(len(ids), 2) for ids in data.ids]
     result, _ = data.evaluate(batches(logits))
 
     total = 0
-    for scores, ids, (start, end) in zip(logits, data.examples, data.targets):
+    for scores, ids, (start, end) in zip(logits, data.ids, data.targets):
         context = 2 + ids.tolist().index(SEP)  # [CLS] question [SEP] [SEP] context [SEP]
         candidates = torch.cat([scores[:1], scores[context:-1]])
         logp = scores - candidates.logsumexp(0)
