@@ -233,12 +233,11 @@ class Predictor:
         examples = read_all(self.read_for_vector, rows)
         inputs = [example.ids for example in examples]
         vectors = np.zeros((len(rows), self.config.width), np.float32)
-        for chosen, outputs in self.run_batches(inputs, self.model.encode):  # (B, L·m, d)
+        for chosen, outputs in self.run_batches(inputs, self.model.encode):  # (B, L, m, d)
             for i, output in zip(chosen, outputs):
                 if not examples[i].words and not self.task:
                     continue
-                size = len(inputs[i]) * self.model.vectors_per_item  # the rest is padding
-                vectors[i] = output[:size].mean(0).cpu()
+                vectors[i] = output[:len(inputs[i])].mean((0, 1)).cpu()  # the rest is padding
         return vectors
 
     def neighbors(self, words, k=8):
