@@ -40,6 +40,119 @@ POSITION_SCALE = 2.25
 LAYER_STRIDE = 1_009  # seed · stride + number of the layer seeds the hyperplanes of a layer
 
 
+class SpecialVectors(nn.Embedding):
+    """Give special tokens vectors of their own, and words a vector that all share. [HF §3.1]
+
+    Special tokens have the IDs 0 to s - 1 and no codes, so the vectors of their codes are dropped.
+    Row i of the table is special token i. Row s, the word row, is added to every word. With s = 5:
+
+        ids                    1, [CLS]   5, a word    8, another word
+        x, vectors of codes    (dropped)  x_5          x_8
+        result                 row 1      x_5 + row 5  x_8 + row 5
+
+    Args:
+        num_special: int, s.
+        width: int, d.
+        has_word_row: bool. If it is False, the result of a word is x.
+
+    Shape:
+        x float (..., d) and ids int64 (...) to (..., d).
+    """
+
+    def __init__(self, num_special, width, has_word_row):
+        super().__init__(num_special + int(has_word_row), width)
+        self.num_special = num_special
+        self.has_word_row = has_word_row
+
+    def forward(self, x, ids):
+        # IDs of words are larger than all rows: they read the last one, which is the word row
+        rows = F.embedding(ids.clamp(max=self.num_embeddings - 1), self.weight)  # (..., d)
+        if self.has_word_row:
+            x = x + rows
+        is_word = ids >= self.num_special
+        return torch.where(is_word.unsqueeze(-1), x, rows)
+
+
+class InputEmbedding(nn.Module):
+    """Embed token IDs: word + type + position, normed. [BERT §3]
+
+        codes (B, L, C) -> word vectors (B, L, m, d) -> + type + position -> norm
+
+    Args:
+        c: Config.
+
+    Shape:
+        ids int64 (B, L) and their codes (B, L, C) to float (B, L, m, d).
+    """
+
+    def __init__(self, c):
+        super().__init__()
+        self.config = c
+        self.embedding = EMBEDDINGS[c.emb].from_config(c)
+        self.specials = None
+        if self.embedding.needs_specials:
+            self.specials = SpecialVectors(c.special_tokens, c.width, self.embedding.has_word_row)
+        self.positions = None
+        if c.order:
+            self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
+        self.types = nn.Embedding(c.types, c.width)
+        self.norm = nn.LayerNorm(c.width)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(self, ids, codes):
+        c = self.config
+        L = ids.shape[1]
+        assert L <= c.length, f"ids: expected at most {c.length} positions, got {L}"
+        x = self.embed_words(ids, codes)
+        if not self.embedding.is_stacked:
+            x = x.unsqueeze(2)  # (B, L, m, d), m = 1
+        x = x + self.embed_types(ids)
+        if c.order:
+            positions = self.positions.weight[c.spare_positions:][:L].unsqueeze(1)  # (L, 1, d)
+            m = x.shape[2]
+            x = x + positions.expand(-1, m, -1)  # an item's m vectors share one position
+        return self.dropout(self.norm(x))
+
+    def embed_words(self, ids, codes):
+        """Return word vectors (..., d), or (..., m, d) for bloom. [HF §3.1]"""
+        x = self.embedding(codes)
+        if self.specials is not None:
+            x = self.specials(x, ids)
+        return x
+
+    def embed_types(self, ids):
+        """Return the type vector of all positions, (d,), or of each, (B, L, 1, d)."""
+        if not self.config.order or self.config.types == 1:
+            return self.types.weight[0]
+        return self.types(self.find_second_text(ids)).unsqueeze(2)
+
+    def find_second_text(self, ids):
+        """Return 0 for the first text and 1 for the second, int64 (B, L).
+
+        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. More
+        follows, be it the [SEP] behind an empty text. A training window that is cut behind a
+        document ends in [SEP] [SEP], too: there is no second text.
+
+            ids     [CLS] a [SEP] [SEP] b [SEP]     [CLS] a b [SEP] [SEP] [PAD]
+            type      0   0   0     1   1   1         0   0 0   0     0     0
+        """
+        is_sep = ids == self.config.sep_id
+        is_divided = is_sep[:, :-2] & is_sep[:, 1:-1] & (ids[:, 2:] != 0)  # (B, L - 2)
+        is_divided = F.pad(is_divided, (1, 1))  # (B, L), True at the second [SEP]
+        return is_divided.cumsum(1).clamp(max=1)
+
+    def init_weights(self):
+        """Fill the tables with truncated normals, and positions with sinusoids (deviation 1).
+
+        The embedding has filled its own tables.
+        """
+        init_matrices(self, INIT_STD)
+        if self.positions is not None:
+            amplitude = POSITION_SCALE * self.embedding.initial_std()
+            waves = sinusoids(*self.positions.weight.shape)
+            self.positions.weight.data.copy_(amplitude * waves)
+
+
 class TransformerLayer(nn.Module):
     """Self-attention and feed-forward layer, each with residual sum and norm after it. [BERT §3]
 
@@ -87,118 +200,6 @@ class TransformerLayer(nn.Module):
         x = self.norm1(x + self.dropout(a))
         f = self.down(self.act(self.up(x)))
         return self.norm2(x + self.dropout(f))
-
-
-class SpecialVectors(nn.Embedding):
-    """Give special tokens vectors of their own, and words a vector that all share. [HF §3.1]
-
-    Special tokens have the IDs 0 to s - 1 and no codes, so the vectors of their codes are dropped.
-    Row i of the table is special token i. Row s, the word row, is added to every word. With s = 5:
-
-        ids                    1, [CLS]   5, a word    8, another word
-        x, vectors of codes    (dropped)  x_5          x_8
-        result                 row 1      x_5 + row 5  x_8 + row 5
-
-    Args:
-        num_special: int, s.
-        width: int, d.
-        has_word_row: bool. If it is False, the result of a word is x.
-
-    Shape:
-        x float (..., d) and ids int64 (...) to (..., d).
-    """
-
-    def __init__(self, num_special, width, has_word_row):
-        super().__init__(num_special + int(has_word_row), width)
-        self.num_special = num_special
-        self.has_word_row = has_word_row
-
-    def forward(self, x, ids):
-        # IDs of words are larger than all rows: they read the last one, which is the word row
-        rows = super().forward(ids.clamp(max=self.num_embeddings - 1))  # (..., d)
-        if self.has_word_row:
-            x = x + rows
-        is_word = ids >= self.num_special
-        return torch.where(is_word.unsqueeze(-1), x, rows)
-
-
-class InputEmbedding(nn.Module):
-    """Embed token IDs: word + type + position, normed. [BERT §3]
-
-        codes (B, L, C) -> word vectors (B, L, m, d) -> + type + position -> norm
-
-    Args:
-        c: Config.
-
-    Shape:
-        ids int64 (B, L) and their codes (B, L, C) to float (B, L, m, d).
-    """
-
-    def __init__(self, c):
-        super().__init__()
-        self.config = c
-        self.embedding = EMBEDDINGS[c.emb].from_config(c)
-        self.specials = None
-        if self.embedding.needs_specials:
-            self.specials = SpecialVectors(c.special_tokens, c.width, self.embedding.has_word_row)
-        self.positions = None
-        if c.order:
-            self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
-        self.types = nn.Embedding(c.types, c.width)
-        self.norm = nn.LayerNorm(c.width)
-        self.dropout = nn.Dropout(c.dropout)
-
-    def forward(self, ids, codes):
-        c = self.config
-        L = ids.shape[1]
-        assert L <= c.length, f"ids: expected at most {c.length} positions, got {L}"
-        x = self.embed_words(ids, codes)
-        if not self.embedding.is_stacked:
-            x = x.unsqueeze(2)  # (B, L, m, d), m = 1
-        x = x + self.embed_types(ids)
-        if c.order:
-            positions = self.positions.weight[c.spare_positions:][:L]
-            x = x + positions.unsqueeze(1)  # (L, 1, d): an item's m vectors share one position
-        return self.dropout(self.norm(x))
-
-    def embed_words(self, ids, codes):
-        """Return word vectors (..., d), or (..., m, d) for bloom. [HF §3.1]"""
-        x = self.embedding(codes)
-        if self.specials is not None:
-            x = self.specials(x, ids)
-        return x
-
-    def embed_types(self, ids):
-        """Return the type vector of all positions, (d,), or of each, (B, L, 1, d)."""
-        if not self.config.order or self.config.types == 1:
-            return self.types.weight[0]
-        return self.types(self.find_second_text(ids)).unsqueeze(2)
-
-    def find_second_text(self, ids):
-        """Return 0 for the first text and 1 for the second, int64 (B, L).
-
-        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. More
-        follows, be it the [SEP] behind an empty text. A training window that is cut behind a
-        document ends in [SEP] [SEP], too: there is no second text.
-
-            ids     [CLS] a [SEP] [SEP] b [SEP]     [CLS] a b [SEP] [SEP] [PAD]
-            type      0   0   0     1   1   1         0   0 0   0     0     0
-        """
-        is_sep = ids == self.config.sep_id
-        is_divided = is_sep[:, :-2] & is_sep[:, 1:-1] & (ids[:, 2:] != 0)  # (B, L - 2)
-        is_divided = F.pad(is_divided, (1, 1))  # (B, L), True at the second [SEP]
-        return is_divided.cumsum(1).clamp(max=1)
-
-    def init_weights(self):
-        """Fill the tables with truncated normals, and positions with sinusoids (deviation 1).
-
-        The embedding has filled its own tables.
-        """
-        init_matrices(self, INIT_STD)
-        if self.positions is not None:
-            amplitude = POSITION_SCALE * self.embedding.initial_std()
-            waves = sinusoids(*self.positions.weight.shape)
-            self.positions.weight.data.copy_(amplitude * waves)
 
 
 class Model(nn.Module):
