@@ -4,10 +4,11 @@ Sources:
     [V] Vaswani et al. 2017, Attention Is All You Need
     [BL] Li & Yip 2024, BERT-LSH
 Out of scope: causal masks; cross-attention, since q, k and v have one length; how to compute the
-    scores of colliding pairs alone (attention_fast.py, to copy with this file if you need speed).
+    scores of colliding pairs alone (attention_fast.py and attention_flex.py: copy them with this
+    file if you need speed).
 Deviations:
-    1. The paper fills a dense matrix of scores. So does lsh_attention_reference. attention_fast.py
-       computes those of colliding pairs alone. The result is the same, up to rounding.
+    1. The paper fills a dense matrix of scores. So does lsh_attention_reference. The fast forms
+       compute those of colliding pairs alone. The result is the same, up to rounding.
     2. Hyperplanes are drawn once, and again where you call SelfAttention.redraw. The authors' code
        draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
@@ -21,23 +22,14 @@ Demo: python attention.py
 
 A score is large where query and key point the same way, and such vectors usually share a hash
 bucket. So LSH attention computes the scores inside alone. But that is no mask: in the paper a pair
-that does not collide has the score 0, and so the weight exp(0) = 1. A query with c keys outside
-reads the plain mean of their values, and gives it this share of its weight:
-
-    c / (c + Σ exp(score))        the sum is over the keys inside
-
-Random vectors collide with a probability P of about 1 / 2^r. So c and the sum both grow with L, and
-the share hardly depends on it. For e 64 and 256 buckets:
-
-    r hyperplanes                                            1       2       4       8
-    share of the keys outside (bench/shares.py)             36 %    60 %    86 %    98 %
-    queries without a key inside, (1 - P)^L, for L = 128     0 %     0 %     0 %    37 %
-
-The share is smaller where queries and keys are similar. fill="mask" is the other reading of the
-idea: keys outside have no weight, and a query attends to its bucket and to itself.
+that does not collide has the score 0, and so the weight exp(0) = 1. fill="mask" is the other
+reading of the idea: keys outside have no weight, and a query attends to its bucket and to itself.
 """
 
+import functools
+import importlib.util
 import math
+import shutil
 import warnings
 
 import torch
@@ -235,8 +227,8 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
         impl: "dense": the literal formula. "blocks": bucket by bucket, in float32 or float64; on a
             GPU do not allow TF32, which rounds the weight of the keys outside. "flex":
             FlexAttention, for a GPU, where it requires a C compiler and heads of at least 16. These
-            two are in attention_fast.py. "auto": see choose_impl. torch.jit.trace always takes
-            "dense".
+            two are attention_fast.py and attention_flex.py. "auto": see choose_impl.
+            torch.jit.trace always takes "dense".
 
     Returns:
         float (B, H, L, e), differentiable. A query that attends to no key has the result 0. NaN at
@@ -269,37 +261,44 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
         return lsh_attention_reference(
             q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
 
-    if impl not in ("blocks", "flex"):
-        raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
     if n > 1 or pairs == "upper":
         raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
                          f"got {n} and {pairs!r}.")
-    from attention_fast import lsh_attention_fast
-    return lsh_attention_fast(q, k, v, hq, hk, fill, key_mask, impl)
+    if impl == "blocks":
+        from attention_fast import lsh_attention_blocks as attend_fast
+    elif impl == "flex":
+        from attention_flex import lsh_attention_flex as attend_fast
+    else:
+        raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
+    if key_mask is None:
+        key_mask = torch.ones_like(hq[:, 0, 0], dtype=torch.bool)  # (B, L)
+    with torch.autocast(q.device.type, enabled=False):
+        out = attend_fast(q, k, v, hq.squeeze(2), hk.squeeze(2), fill, key_mask)
+    return out.to(q.dtype)
 
 
 MAX_DENSE = 256  # positions up to which a CPU takes the formula, which is as fast
 MAX_DENSE_GPU = 512  # the same on a GPU
+MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
 
 
 def choose_impl(q, n, pairs):
-    """Return what impl="auto" takes.
-
-    Without attention_fast.py it is "dense", with a warning.
-    """
-    B, _, L, _ = q.shape
+    """Return what impl="auto" takes: "dense", "blocks" or "flex"."""
+    B, _, L, e = q.shape
     if n > 1 or pairs == "upper":  # the fast forms cannot do these
         return "dense"
     max_dense = MAX_DENSE_GPU if q.is_cuda else MAX_DENSE
     if L <= max_dense or B == 0:  # little to save; an empty batch has no buckets
         return "dense"
-    try:
-        from attention_fast import choose_fast
-    except ModuleNotFoundError:
-        warnings.warn("LSH attention: found no attention_fast.py beside attention.py. The result "
-                      "is right, but takes the time and memory of all pairs.")
-        return "dense"
-    return choose_fast(q)
+    for name in ("attention_fast", "attention_flex"):
+        if importlib.util.find_spec(name) is None:
+            warnings.warn(f"LSH attention: found no {name}.py beside attention.py. The result is "
+                          "right, but takes the time and memory of all pairs.")
+            return "dense"
+    is_half = q.dtype in (torch.bfloat16, torch.float16)  # in float32 FlexAttention is slower
+    if q.is_cuda and is_half and e >= MIN_FLEX_HEAD and has_compiler():
+        return "flex"
+    return "blocks"
 
 
 # A layer to copy
@@ -407,7 +406,17 @@ def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
 
 
 def outside_share(q, k, hq, hk):
-    """Return the share of each query's weight that keys outside have, (B, H, L), if fill="zero"."""
+    """Return the share of each query's weight that keys outside have, (B, H, L), if fill="zero".
+
+    With c keys outside it is c / (c + Σ exp(score)), the sum over the keys inside. Random vectors
+    collide with a probability P of about 1 / 2^r. So c and the sum both grow with L, and the share
+    hardly depends on it. It is smaller where queries and keys are similar. For random vectors, e 64
+    and 256 buckets:
+
+        r hyperplanes                                            1       2       4       8
+        share of the keys outside (bench/shares.py)             36 %    60 %    86 %    98 %
+        queries without a key inside, (1 - P)^L, for L = 128     0 %     0 %     0 %    37 %
+    """
     e = q.shape[-1]
     is_outside = ~collisions(hq, hk)  # (B, H, L, L)
     scores = q @ k.transpose(-2, -1) / math.sqrt(e)
@@ -459,6 +468,16 @@ def check_hyperplanes(x, planes, coef):
                          "draw_hyperplanes, and torch.autocast in place of a cast.")
 
 
+@functools.cache
+def has_compiler():
+    """Return whether a C compiler for FlexAttention is here; warn once if none is."""
+    if shutil.which("gcc") or shutil.which("clang"):
+        return True
+    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
+                  "which is slower on a GPU.")
+    return False
+
+
 UNCOMPILED = []  # lsh_attention that torch.compile leaves out, once a compiled model has called it
 
 
@@ -467,7 +486,8 @@ def uncompiled_lsh_attention():
 
     As a decorator, torch.compiler.disable would load torch._dynamo at import, for about a second.
     """
-    if not UNCOMPILED:  # one for all calls, or torch.compile would compile each anew
+    # one for all calls, or torch.compile would compile each anew. It warns about functools.cache
+    if not UNCOMPILED:
         UNCOMPILED.append(torch.compiler.disable(lsh_attention))
     return UNCOMPILED[0]
 

@@ -1,7 +1,8 @@
 """LSH attention of attention.py, faster: the scores of pairs that share a bucket, and no others.
 
 The result is that of attention.lsh_attention_reference, up to rounding, for one hash function and
-pairs="all". attention.lsh_attention calls this file; the file itself needs torch alone.
+pairs="all". attention.lsh_attention calls this file, which needs torch alone. attention_flex.py has
+another form for a GPU.
 
 Notation:
     B batch   H heads   L positions   e head size   hq, hk hash buckets of queries and keys
@@ -21,61 +22,66 @@ The docstrings go on with this example, one sequence of eight positions, whose l
     7        1 4 7     0 1
     9        3 6       4 5
 
-1. Sort the positions by bucket. What shares a bucket, a cell, lies side by side (number_cells).
-2. Attend within cells: 9 + 6 + 4 of the 64 scores. Either bucket by bucket (lsh_attention_blocks),
-   or by FlexAttention, which skips the blocks of the sorted matrix that hold no pair
-   (lsh_attention_flex, for a GPU).
-3. Let each query attend to one more key, which stands for all keys outside (find_extra_key). With
-   fill="zero" these have the score 0, so together they weigh c · exp(0) = exp(ln c): the extra key
-   has the score ln c, and the mean of their values.
+1. Number the cells (number_cells).
+2. Let each query attend to one more key, which stands for all keys outside its cell
+   (find_extra_key). With fill="zero" these have the score 0, so together they weigh
+   c · exp(0) = exp(ln c): the extra key has the score ln c, and the mean of their values. With
+   fill="mask" they have no weight, but a query attends to the key at its own position. The extra
+   key is that key, where it is in another cell.
+3. List the rows of each cell (group_cells), and attend within cells (Tables): 9 + 6 + 4 of the 64
+   scores, and those of the extra keys.
 
-Step 3 is exact. Here a query has the score ln 3 with the only key of its cell, two keys lie
+Step 2 is exact. Here a query has the score ln 3 with the only key of its cell, two keys lie
 outside, and the values are 1, 2, 3. Both results are 1.6:
 
     formula              weights exp(ln 3), exp(0), exp(0) = 3, 1, 1    (3·1 + 1·2 + 1·3) / 5
     cell and extra key   weights exp(ln 3), exp(ln 2) = 3, 2            (3·1 + 2·2.5) / 5
-
-With fill="mask" keys outside have no weight, but a query attends to the key at its own position.
-The extra key is that key, where it is in another cell.
 """
 
-import functools
 import math
-import shutil
-import warnings
 
 import torch
 import torch.nn.functional as F
 
-MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
-FLEX_BLOCK = 128  # queries, and keys, of a block of FlexAttention
 # Queries of a cell up to which attend is the formula, not PyTorch's kernel. It changes the speed,
 # and the result by rounding alone
 MAX_FORMULA_CELL = 64
 NO_SCORE = -1e30  # score of an extra key that does not exist; finite, since -inf · 0 is NaN
 
 
-def choose_fast(q):
-    """Return which form is faster for q, "blocks" or "flex"."""
-    is_half = q.dtype in (torch.bfloat16, torch.float16)  # in float32 FlexAttention is slower
-    if q.is_cuda and is_half and q.shape[3] >= MIN_FLEX_HEAD and has_compiler():
-        return "flex"
-    return "blocks"
+def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
+    """Return lsh_attention without an (L, L) matrix, in float32 or float64. A loop would do:
+
+        for each cell, and each query of the cell:
+            scores = q · k / √e for the keys of the cell, then the score of the extra key
+            values = v for the keys of the cell, then the value of the extra key
+            output = softmax(scores) · values
+
+    There may be thousands of cells. So put cells of similar size in one group, and attend group by
+    group. The memory grows with L, not L², even if all positions share a bucket.
+
+    Args:
+        q, k, v: float (B, H, L, e).
+        hq, hk: int64 (B, H, L), hash buckets.
+        fill: "zero" or "mask".
+        key_mask: bool (B, L), False = padding.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)  # ln c needs more than 8 bits
+    q = q.to(dtype)
+    k = k.to(dtype)
+    v = v.to(dtype)
+    cell_q, cell_k = number_cells(hq, hk, key_mask)  # (B, H, L) each
+    extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
+    rows_q, rows_k = group_cells(cell_q.flatten(), cell_k.flatten())
+
+    tables = Tables(q, k, v, extra_score)
+    inside, extra_weight = tables.attend(rows_q, rows_k)  # (N, e) and (N, 1)
+    inside = inside.view_as(v)
+    extra_weight = extra_weight.view_as(extra_score)
+    return inside + extra_weight * extra_value
 
 
-def lsh_attention_fast(q, k, v, hq, hk, fill, key_mask, impl):
-    """Return attention.lsh_attention, whose arguments these are; impl is "blocks" or "flex"."""
-    if key_mask is None:
-        key_mask = torch.ones_like(hq[:, 0, 0], dtype=torch.bool)  # (B, L)
-    hq = hq.squeeze(2)  # (B, H, L)
-    hk = hk.squeeze(2)
-    attend_fast = lsh_attention_flex if impl == "flex" else lsh_attention_blocks
-    with torch.autocast(q.device.type, enabled=False):
-        out = attend_fast(q, k, v, hq, hk, fill, key_mask)
-    return out.to(q.dtype)
-
-
-# What both forms begin with: cells, and the extra key of each query
+# Cells, and the extra key of each query
 
 
 def number_cells(hq, hk, key_mask):
@@ -156,82 +162,19 @@ def average_outside(v, is_key, cell_q, cell_k):
     return count, total / count.clamp(min=1)
 
 
-# Bucket by bucket, on any device
-
-
-def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
-    """Return lsh_attention without an (L, L) matrix, in float32 or float64. A loop would do:
-
-        for each cell, and each query of the cell:
-            scores = q · k / √e for the keys of the cell, then the score of the extra key
-            values = v for the keys of the cell, then the value of the extra key
-            output = softmax(scores) · values
-
-    There may be thousands of cells. So put all vectors in tables, and cells of similar size in
-    groups, and attend group by group. The memory grows with L, not L², even if all positions share
-    a bucket.
-
-    Args:
-        q, k, v: float (B, H, L, e).
-        hq, hk: int64 (B, H, L), hash buckets.
-        fill: "zero" or "mask".
-        key_mask: bool (B, L), False = padding.
-    """
-    B, H, L, e = q.shape
-    dtype = torch.promote_types(q.dtype, torch.float32)  # ln c needs more than 8 bits
-    q = q.to(dtype)
-    k = k.to(dtype)
-    v = v.to(dtype)
-    cell_q, cell_k = number_cells(hq, hk, key_mask)  # (B, H, L) each
-    extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
-
-    table_q, table_k, table_v = make_tables(q, k, v, extra_score)
-    rows_q, rows_k = group_cells(cell_q.flatten(), cell_k.flatten())
-    out = attend_groups(table_q, table_k, table_v, rows_q, rows_k)  # (N, width)
-
-    out = out.view(B, H, L, -1)
-    extra_weight = out[..., e:e + 1]  # (B, H, L, 1)
-    return out[..., :e] + extra_weight * extra_value
-
-
-def make_tables(q, k, v, extra_score):
-    """Return tables of queries (N + 1, width), keys and values (N + 2, width), width e + 1.
-
-    Row N + 1 is the extra key of all queries. Its score differs from query to query, so each query
-    carries it in an added column e, where the extra key alone has a 1: their product is
-    extra_score. Its value has a 1 there too, so column e of the output is its weight.
-
-        row          query                   key       value
-        0 to N - 1   (q / √e, extra_score)   (k, 0)    (v, 0)
-        N            (0, 0)                  (0, 0)    (0, 0)    padding of a group
-        N + 1                                (0, 1)    (0, 1)    extra key
-
-    (lsh_attention_flex merges by log-sum-exp, which PyTorch's dense kernel does not return.)
-    """
-    e = q.shape[3]
-    num_zeros = 0
-    if q.is_cuda:  # more columns of zeros: there PyTorch's kernel wants a multiple of 4
-        num_zeros = 3
-    table_q = torch.cat([q / math.sqrt(e), extra_score], 3)  # (B, H, L, e + 1)
-    table_q = F.pad(table_q.flatten(0, 2), (0, num_zeros, 0, 1))
-    table_k = F.pad(k.flatten(0, 2), (0, 1 + num_zeros, 0, 2))
-    table_v = F.pad(v.flatten(0, 2), (0, 1 + num_zeros, 0, 2))
-    with torch.no_grad():  # a constant; else autograd would copy the gradient of each table
-        table_k[-1, e] = 1
-        table_v[-1, e] = 1
-    return table_q, table_k, table_v
+# The rows of each cell, in groups
 
 
 def group_cells(cell_q, cell_k):
     """Return the rows of queries and of keys in each cell, cells of similar size in one group.
 
-    Row N, padding, fills the cells of a group up to one size. Row N + 1, the extra key, is the last
-    key of each cell. In the example N = 8, and all cells are in one group:
+    Row N, padding, fills the cells of a group up to one size. In the example N = 8, and all cells
+    are in one group:
 
         cell   queries   keys
-        0      0 2 5     2 3 6 9
-        6      1 4 7     0 1 8 9
-        12     3 6 8     4 5 8 9
+        0      0 2 5     2 3 6
+        6      1 4 7     0 1 8
+        12     3 6 8     4 5 8
 
     Args:
         cell_q, cell_k: int64 (N,), the cell of each query and of each key.
@@ -255,10 +198,10 @@ def group_cells(cell_q, cell_k):
         max_q, max_k = host_count[:, group].amax(1).tolist()
         # subtle: non_blocking, else the host would wait once more for each group
         group = group.to(cell.device, non_blocking=True)
-        queries = pad_cells(by_cell[0], first[0, group], count[0, group], max_q)
-        keys = pad_cells(by_cell[1], first[1, group], count[1, group], max_k)
-        rows_q.append(queries)  # (G, x)
-        rows_k.append(F.pad(keys, (0, 1), value=N + 1))  # (G, y)
+        queries = pad_cells(by_cell[0], first[0, group], count[0, group], max_q)  # (G, x)
+        keys = pad_cells(by_cell[1], first[1, group], count[1, group], max_k)  # (G, y)
+        rows_q.append(queries)
+        rows_k.append(keys)
     return rows_q, rows_k
 
 
@@ -276,7 +219,10 @@ def group_by_size(count):
     size = count[:, cells].amax(0)
     bounds = 4 * 1.5 ** torch.arange(64)  # 4, 6, 9, 13.5, ...
     group_of_cell = torch.bucketize(size.float(), bounds)
-    return [cells[group_of_cell == number] for number in group_of_cell.unique()]
+    groups = []
+    for number in group_of_cell.unique():
+        groups.append(cells[group_of_cell == number])
+    return groups
 
 
 def pad_cells(by_cell, first, count, size):
@@ -302,27 +248,63 @@ def pad_cells(by_cell, first, count, size):
     return rows.masked_fill(is_behind, N)
 
 
-def attend_groups(table_q, table_k, table_v, rows_q, rows_k):
-    """Return what each query attends to in its cell, (N, width).
+# Attention within the cells
+
+
+class Tables:
+    """Queries, keys and values, one row for each position, and two more rows.
+
+    The extra key stands in every cell, and has one row for all queries. But its score differs from
+    query to query. So each query carries it in a column more, where the extra key alone has a 1:
+    their product is the score. Its value has a 1 there too, so this column of the output is the
+    weight of the extra key.
+
+        row          query                   key       value
+        0 to N - 1   (q / √e, extra_score)   (k, 0)    (v, 0)
+        N            (0, 0)                  (0, 0)    (0, 0)    padding of group_cells
+        N + 1                                (0, 1)    (0, 1)    extra key
 
     Args:
-        table_q, table_k, table_v: from make_tables.
-        rows_q, rows_k: from group_cells.
+        q, k, v: float (B, H, L, e).
+        extra_score: float (B, H, L, 1).
     """
-    N = len(table_q) - 1
-    q_groups = gather_groups(table_q, rows_q)
-    k_groups = gather_groups(table_k, rows_k)
-    v_groups = gather_groups(table_v, rows_k)
-    outputs = []
-    for g in range(len(rows_q)):
-        is_key = (rows_k[g] != N).unsqueeze(1)  # (G, 1, y)
-        out = attend(q_groups[g], k_groups[g], v_groups[g], is_key)  # (G, x, width)
-        outputs.append(out.flatten(0, 1))
 
-    # Put the queries back in order. The padding of all groups writes to row N, which is cut off
-    rows = torch.cat([group.flatten() for group in rows_q])
-    out = torch.zeros_like(table_q).index_copy_(0, rows, torch.cat(outputs))
-    return out[:N]
+    def __init__(self, q, k, v, extra_score):
+        self.num_rows = k[..., 0].numel()  # N
+        self.head_size = k.shape[3]  # e
+        more = 1  # columns
+        if q.is_cuda:  # there PyTorch's kernel wants a multiple of 4: more zeros
+            more = 4
+        query = torch.cat([q / math.sqrt(self.head_size), extra_score], 3)  # (B, H, L, e + 1)
+        self.q = F.pad(query.flatten(0, 2), (0, more - 1, 0, 1))  # (N + 1, width)
+        self.k = F.pad(k.flatten(0, 2), (0, more, 0, 2))  # (N + 2, width)
+        self.v = F.pad(v.flatten(0, 2), (0, more, 0, 2))
+        with torch.no_grad():  # a constant; else autograd would copy the gradient of each table
+            self.k[-1, self.head_size] = 1
+            self.v[-1, self.head_size] = 1
+
+    def attend(self, rows_q, rows_k):
+        """Return what each query reads in its cell, (N, e), and the extra key's weight, (N, 1).
+
+        Args:
+            rows_q, rows_k: from group_cells.
+        """
+        N = self.num_rows
+        rows_k = [F.pad(rows, (0, 1), value=N + 1) for rows in rows_k]  # the last key of a cell
+        q_groups = gather_groups(self.q, rows_q)
+        k_groups = gather_groups(self.k, rows_k)
+        v_groups = gather_groups(self.v, rows_k)
+        outputs = []
+        for g in range(len(rows_q)):
+            is_key = (rows_k[g] != N).unsqueeze(1)  # (G, 1, y)
+            out = attend(q_groups[g], k_groups[g], v_groups[g], is_key)  # (G, x, width)
+            outputs.append(out.flatten(0, 1))
+
+        # Put the queries back in order. The padding of all groups writes to row N, which is cut off
+        rows = torch.cat([group.flatten() for group in rows_q])
+        out = torch.zeros_like(self.q).index_copy_(0, rows, torch.cat(outputs))
+        e = self.head_size
+        return out[:N, :e], out[:N, e:e + 1]
 
 
 def gather_groups(table, rows):
@@ -335,7 +317,10 @@ def gather_groups(table, rows):
     all_rows = torch.cat([group.flatten() for group in rows])
     num_rows = [group.numel() for group in rows]
     parts = table.index_select(0, all_rows).split(num_rows)
-    return [part.unflatten(0, group.shape) for part, group in zip(parts, rows)]
+    groups = []
+    for part, group in zip(parts, rows):
+        groups.append(part.unflatten(0, group.shape))
+    return groups
 
 
 def attend(q, k, v, is_key):
@@ -358,124 +343,3 @@ def attend(q, k, v, is_key):
         attn_mask=is_key.unsqueeze(1),
         scale=1.0)
     return out.squeeze(1)
-
-
-# By FlexAttention, for a GPU
-
-
-def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
-    """Return lsh_attention by FlexAttention and the extra key, in float32.
-
-    FlexAttention returns attention over the keys of a query's cell, and the log-sum-exp of their
-    scores. They act together as one key with that score. A softmax of it and the extra score gives
-    the weights of the two. No shape depends on the data, so the host never waits for the GPU.
-
-    Args:
-        q, k, v, hq, hk, fill, key_mask: as in lsh_attention_blocks.
-    """
-    kernel = compile_flex() if q.is_cuda else attend_flex
-
-    # 1. Number the cells, and find the extra key of each query
-    cell_q, cell_k = number_cells(hq, hk, key_mask)
-    extra_score, extra_value = find_extra_key(
-        q.float(), k.float(), v.float(), cell_q, cell_k, key_mask, fill)
-
-    # 2. Sort the rows by cell, attend within cells, and put the queries back in order
-    sorted_q, order_q = cell_q.sort()
-    sorted_k, order_k = cell_k.sort()
-    inside, lse = kernel(
-        take_rows(q, order_q),
-        take_rows(k, order_k),
-        take_rows(v, order_k),
-        find_blocks(sorted_q, sorted_k))
-    place = order_q.argsort()
-    inside = take_rows(inside, place)
-    lse = lse.gather(2, place)
-    lse = lse.unsqueeze(3)  # (B, H, L, 1)
-
-    # 3. Merge. The softmax of two scores is the sigmoid of their difference
-    extra_weight = torch.sigmoid(extra_score - lse)
-    # a query without keys has lse -inf, and its result may be NaN
-    inside = inside.masked_fill(lse == -torch.inf, 0.0)
-    return (1 - extra_weight) * inside + extra_weight * extra_value
-
-
-def take_rows(x, rows):
-    """Return x (B, H, L, e) in the order of rows int64 (B, H, L)."""
-    index = rows.unsqueeze(3).expand_as(x)
-    return x.gather(2, index)
-
-
-def find_blocks(sorted_q, sorted_k):
-    """Return the BlockMask of queries and keys in the order of their cells, int64 (B, H, L) each.
-
-    In the example, with blocks of two queries and two keys for this picture:
-
-        cells      keys  0  0    0  6    6 12   12 16
-        queries  0       #  #    #  .
-                 0       #  #    #  .
-
-                 0       #  #    #  .    .  .
-                 6       .  .    .  #    #  .
-
-                 6                .  #    #  .
-                 6                .  #    #  .
-
-                12                        .  #    #  .
-                12                        .  #    #  .
-
-    FlexAttention skips a block (blank) where the range of cells of its queries and that of its keys
-    do not overlap. In the others it computes all scores, and is_same_cell masks those of two cells
-    (.). With more positions, a larger share of the blocks lies far from the diagonal.
-    """
-    L = sorted_q.shape[2]
-    first = torch.arange(0, L, FLEX_BLOCK, device=sorted_q.device)
-    last = (first + FLEX_BLOCK - 1).clamp(max=L - 1)
-    first_q = sorted_q[..., first, None]  # (B, H, blocks of queries, 1)
-    last_q = sorted_q[..., last, None]
-    first_k = sorted_k[..., None, first]  # (B, H, 1, blocks of keys)
-    last_k = sorted_k[..., None, last]
-    # two ranges overlap where each begins before the other ends
-    overlap = (first_q <= last_k) & (first_k <= last_q)  # (B, H, blocks of queries, of keys)
-    # For each block of queries BlockMask wants to know how many blocks of keys to read (count), and
-    # a list of the numbers of all blocks of keys that begins with those; it ignores the rest.
-    # Sorting 1 (overlaps) before 0 makes that list
-    count = overlap.sum(3).int()
-    numbers = overlap.int().argsort(descending=True, stable=True).int()
-
-    def is_same_cell(b, h, i, j):
-        return sorted_q[b, h, i] == sorted_k[b, h, j]
-
-    from torch.nn.attention import flex_attention as flex  # here, as it loads torch._dynamo: 1 s
-    return flex.BlockMask.from_kv_blocks(
-        count,
-        numbers,
-        BLOCK_SIZE=FLEX_BLOCK,
-        mask_mod=is_same_cell,
-        seq_lengths=(L, L))
-
-
-def attend_flex(q, k, v, blocks):
-    """Return softmax(q kᵀ / √e) v over the pairs of a BlockMask, and log-sum-exps (B, H, L)."""
-    from torch.nn.attention import flex_attention as flex
-    if not hasattr(flex, "AuxRequest"):  # torch 2.8
-        return flex.flex_attention(q, k, v, block_mask=blocks, return_lse=True)
-    request = flex.AuxRequest(lse=True)
-    out, aux = flex.flex_attention(q, k, v, block_mask=blocks, return_aux=request)
-    return out, aux.lse
-
-
-@functools.cache
-def compile_flex():
-    """Return attend_flex, which is compiled at its first call."""
-    return torch.compile(attend_flex)
-
-
-@functools.cache
-def has_compiler():
-    """Return whether a C compiler for FlexAttention is here; warn once if none is."""
-    if shutil.which("gcc") or shutil.which("clang"):
-        return True
-    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
-                  "which is slower on a GPU.")
-    return False

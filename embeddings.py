@@ -516,7 +516,7 @@ def measure_std(embedding):
     limits = embedding.code_limits
     numbers = torch.arange(min(4_096, *limits))
     codes = numbers.unsqueeze(1).expand(-1, len(limits))  # (words, C)
-    return float(embedding(codes).std())
+    return embedding(codes).std()
 
 
 def unpack_bits(packed, bits):

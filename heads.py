@@ -8,7 +8,8 @@ Sources:
 Out of scope: labels and losses (objectives.py), and results as a user reads them (infer.py).
 Notation:
     B batch   L positions   d hidden size (width)   M masked positions   N rows of a table
-    k hash functions of R buckets each   m vectors of an item, s special tokens (bloom)
+    k hash functions of R buckets each   s special tokens
+    m vectors of an item or word: 1, but for bloom, which has several
 
     in HEADS   scores                                   logits
     sr         three classes of each word               (B, L, 3)
@@ -17,47 +18,67 @@ Notation:
     mlm        the words of a table, for a masked word  (M, N)
     hash-mlm   the hashes of a masked word or item      (M, k, R), or (M, m, m·(R + s))
 
-A head is a class and its line in HEADS. Others ask of the class:
-
-    method          the method of infer.Predictor for it, and its key in infer.READOUTS
-    predicts_rows   whether it scores rows of a table at masked positions, which [MASK] marks
-    scales_init     whether its matrices start with the std of deviation 1 of model.py
-    fits            (Config) -> whether it can stand on such an encoder
-    forward         (x, key_mask) -> logits; if predicts_rows (x, table, rows) -> logits
+A new head is a class here, and its line in HEADS.
 """
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from embeddings import new_table
+from embeddings import EMBEDDINGS, new_table
+
+
+class Head(nn.Module):
+    """Base class. A subclass makes its matrices, and has the method forward.
+
+    Attributes of a class:
+        method: the method of infer.Predictor for it, and its key in infer.READOUTS.
+        predicts_rows: it scores rows of a table at masked positions, which [MASK] marks.
+        scales_init: its matrices start with the std of deviation 1 of model.py.
+    """
+
+    method = None
+    predicts_rows = False
+    scales_init = False
+
+    @staticmethod
+    def fits(c):
+        """Return whether the head can stand on the encoder of a Config."""
+        return c.order  # a set has no text to label
+
+    def forward(self, x, key_mask, positions, table, rows):
+        """Return logits. Model passes all arguments to every head, which takes what it reads.
+
+        Args:
+            x: float (B, L, m, d), vectors of the last layer.
+            key_mask: bool (B, L), False = padding, or None.
+            positions: int64 (M,), the masked positions of the flattened batch, or None.
+            table: float (N, d), rows of the embedding; None: the head has a table of its own.
+            rows: int64 (num_sampled,), the rows to score, or None: all.
+        """
+        raise NotImplementedError
 
 
 # A score for each class at each position
 
 
-class PositionHead(nn.Linear):
-    """One linear layer at each position: x (B, L, d) to logits (B, L, num_classes)."""
-
-    predicts_rows = False
+class PositionHead(Head):
+    """One linear layer at each position: logits (B, L, num_classes), a number of the subclass."""
 
     def __init__(self, c):
-        super().__init__(c.width, self.num_classes)
+        super().__init__()
         self.dropout = nn.Dropout(c.dropout)
+        self.linear = nn.Linear(c.width, self.num_classes)
 
-    @staticmethod
-    def fits(c):
-        return c.order  # a set has no text to label
-
-    def forward(self, x, key_mask):
-        return super().forward(self.dropout(x))
+    def forward(self, x, key_mask, positions, table, rows):
+        x = x.mean(2)  # (B, L, d): an item is the mean of its m vectors
+        return self.linear(self.dropout(x))
 
 
 class ShuffleRandomHead(PositionHead):
     """Is a word intact 0, shuffled 1 or random 2? [SR §3]"""
 
     method = "detect"
-    scales_init = False
     num_classes = 3
 
 
@@ -72,25 +93,24 @@ class SpanHead(PositionHead):
 # A score for each label of a text
 
 
-class TextHead(nn.Sequential):
-    """Two layers on one vector of the text: x (B, L, d) to logits (B, labels). [BERT §4.1]"""
+class TextHead(Head):
+    """Two layers on one vector of the text: logits (B, labels). [BERT §4.1]"""
 
     method = "classify"
-    predicts_rows = False
     scales_init = True
 
     def __init__(self, c):
-        super().__init__(
-            nn.Dropout(c.dropout), nn.Linear(c.width, c.width), nn.Tanh(),
-            nn.Dropout(c.dropout), nn.Linear(c.width, c.labels))
+        super().__init__()
         self.pool = c.pool
+        self.dropout = nn.Dropout(c.dropout)
+        self.dense = nn.Linear(c.width, c.width)
+        self.out = nn.Linear(c.width, c.labels)
 
-    @staticmethod
-    def fits(c):
-        return c.order
-
-    def forward(self, x, key_mask):
-        return super().forward(self.pool_positions(x, key_mask))
+    def forward(self, x, key_mask, positions, table, rows):
+        x = x.mean(2)  # (B, L, d): an item is the mean of its m vectors
+        x = self.pool_positions(x, key_mask)
+        x = self.dense(self.dropout(x)).tanh()
+        return self.out(self.dropout(x))
 
     def pool_positions(self, x, key_mask):
         """Return the vector of [CLS], or the mean of all positions but padding, (B, d)."""
@@ -106,20 +126,17 @@ class TextHead(nn.Sequential):
 # A score for each row of a table, at masked positions
 
 
-class MaskedWordHead(nn.Module):
+class MaskedWordHead(Head):
     """Which word was masked? Dense layer, GELU, norm, product with a table of words. [BERT §3.1]
+
+    The logits are (M, N), or (M, num_sampled) of the rows that are asked for.
 
     Args:
         c: Config. If c.tied is not true, the head has a table of its own.
-
-    Shape:
-        x float (..., d) and table float (N, d), the head's own or that of the embedding, to logits
-        (..., N), or (..., num_sampled) of the rows int64 (num_sampled,).
     """
 
     method = "fill_mask"
     predicts_rows = True
-    scales_init = False
 
     def __init__(self, c):
         super().__init__()
@@ -138,11 +155,20 @@ class MaskedWordHead(nn.Module):
     def count_rows(c):
         return c.rows
 
-    def forward(self, x, table, rows=None):
+    def forward(self, x, key_mask, positions, table, rows):
+        logits = self.score_rows(x, positions, table, rows)  # (M, 1, N), as m is 1
+        return logits.squeeze(1)
+
+    def score_rows(self, x, positions, table, rows):
+        """Return the product of each vector at a masked position with each row, (M, m, N)."""
+        assert positions is not None, "masked_positions: required by mlm and hash-mlm"
+        if table is None:
+            table = self.table
         bias = self.bias
         if rows is not None:
             table = table[rows]
             bias = bias[rows]
+        x = x.flatten(0, 1)[positions]  # (M, m, d)
         x = self.norm(F.gelu(self.transform(x)))
         if self.training:
             return F.linear(x, table, bias)
@@ -154,11 +180,9 @@ class MaskedWordHead(nn.Module):
 class MaskedHashHead(MaskedWordHead):
     """Which hashes has the masked word? The rows are buckets of its hash functions. [SB §2.3] [CM]
 
-    Shape:
-        A word has one vector: x (M, d) to logits (M, k, R). Each hash function has a block of R
-        rows, and all are scored by that vector.
-        An item of bloom has m vectors: x (M, m, d) to (M, m, m·(R + s)), or (M, m, num_sampled).
-        Each vector is compared with the rows of all blocks.
+    A word has one vector, and each of its k hash functions a block of R rows. All are scored by
+    that vector: logits (M, k, R). An item of bloom has m vectors, and each is compared with the
+    rows of all m blocks: logits (M, m, m·(R + s)), or (M, m, num_sampled).
     """
 
     method = "predict_missing"
@@ -166,6 +190,7 @@ class MaskedHashHead(MaskedWordHead):
     def __init__(self, c):
         super().__init__(c)
         self.num_hashes = c.hashes
+        self.is_stacked = EMBEDDINGS[c.emb].is_stacked
 
     @staticmethod
     def fits(c):
@@ -175,11 +200,11 @@ class MaskedHashHead(MaskedWordHead):
     def count_rows(c):
         return c.hashes * c.buckets
 
-    def forward(self, x, table, rows=None):
-        logits = super().forward(x, table, rows)
-        if x.ndim == 2:  # one vector of each word
-            logits = logits.unflatten(-1, (self.num_hashes, -1))  # (M, k, R)
-        return logits
+    def forward(self, x, key_mask, positions, table, rows):
+        logits = self.score_rows(x, positions, table, rows)  # (M, m, rows)
+        if self.is_stacked:
+            return logits
+        return logits.squeeze(1).unflatten(1, (self.num_hashes, -1))  # (M, k, R)
 
 
 HEADS = {

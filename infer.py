@@ -475,8 +475,7 @@ class Predictor:
         for chosen, outputs in batches:  # (B,) and (B, L·m, d)
             for i, output in zip(chosen, outputs):
                 if examples[i].words or self.task:
-                    size = len(inputs[i]) * self.model.vectors_per_item  # the rest is padding
-                    vectors[i] = output[:size].mean(0).cpu()
+                    vectors[i] = output[:len(inputs[i])].mean((0, 1)).cpu()  # the rest is padding
         return vectors
 
     def neighbors(self, words, k=8):

@@ -16,7 +16,7 @@ Deviations:
 Notation:
     B batch   L positions   d hidden size (width)   H heads   e d/H   V token IDs   N rows
     C code numbers of a word   T bits of a word   s special tokens   M masked positions
-    m vectors of an item: 1, but for bloom, which has several
+    m vectors of an item or word: 1, but for bloom, which has several
 """
 
 import copy
@@ -38,6 +38,119 @@ BERT_WIDTH = 768  # the hidden size that INIT_STD is for [BERT §3]
 # 0.1, or random positions of std 0.02, the F1 of shuffled words stays 0 (docs/hashformers.md)
 POSITION_SCALE = 2.25
 LAYER_STRIDE = 1_009  # seed · stride + number of the layer seeds the hyperplanes of a layer
+
+
+class SpecialVectors(nn.Embedding):
+    """Give special tokens vectors of their own, and words a vector that all share. [HF §3.1]
+
+    Special tokens have the IDs 0 to s - 1 and no codes, so the vectors of their codes are dropped.
+    Row i of the table is special token i. Row s, the word row, is added to every word. With s = 5:
+
+        ids                    1, [CLS]   5, a word    8, another word
+        x, vectors of codes    (dropped)  x_5          x_8
+        result                 row 1      x_5 + row 5  x_8 + row 5
+
+    Args:
+        num_special: int, s.
+        width: int, d.
+        has_word_row: bool. If it is False, the result of a word is x.
+
+    Shape:
+        x float (..., d) and ids int64 (...) to (..., d).
+    """
+
+    def __init__(self, num_special, width, has_word_row):
+        super().__init__(num_special + int(has_word_row), width)
+        self.num_special = num_special
+        self.has_word_row = has_word_row
+
+    def forward(self, x, ids):
+        # IDs of words are larger than all rows: they read the last one, which is the word row
+        rows = F.embedding(ids.clamp(max=self.num_embeddings - 1), self.weight)  # (..., d)
+        if self.has_word_row:
+            x = x + rows
+        is_word = ids >= self.num_special
+        return torch.where(is_word.unsqueeze(-1), x, rows)
+
+
+class InputEmbedding(nn.Module):
+    """Embed token IDs: word + type + position, normed. [BERT §3]
+
+        codes (B, L, C) -> word vectors (B, L, m, d) -> + type + position -> norm
+
+    Args:
+        c: Config.
+
+    Shape:
+        ids int64 (B, L) and their codes (B, L, C) to float (B, L, m, d).
+    """
+
+    def __init__(self, c):
+        super().__init__()
+        self.config = c
+        self.embedding = EMBEDDINGS[c.emb].from_config(c)
+        self.specials = None
+        if self.embedding.needs_specials:
+            self.specials = SpecialVectors(c.special_tokens, c.width, self.embedding.has_word_row)
+        self.positions = None
+        if c.order:
+            self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
+        self.types = nn.Embedding(c.types, c.width)
+        self.norm = nn.LayerNorm(c.width)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(self, ids, codes):
+        c = self.config
+        L = ids.shape[1]
+        assert L <= c.length, f"ids: expected at most {c.length} positions, got {L}"
+        x = self.embed_words(ids, codes)
+        if not self.embedding.is_stacked:
+            x = x.unsqueeze(2)  # (B, L, m, d), m = 1
+        x = x + self.embed_types(ids)
+        if c.order:
+            positions = self.positions.weight[c.spare_positions:][:L].unsqueeze(1)  # (L, 1, d)
+            m = x.shape[2]
+            x = x + positions.expand(-1, m, -1)  # an item's m vectors share one position
+        return self.dropout(self.norm(x))
+
+    def embed_words(self, ids, codes):
+        """Return word vectors (..., d), or (..., m, d) for bloom. [HF §3.1]"""
+        x = self.embedding(codes)
+        if self.specials is not None:
+            x = self.specials(x, ids)
+        return x
+
+    def embed_types(self, ids):
+        """Return the type vector of all positions, (d,), or of each, (B, L, 1, d)."""
+        if not self.config.order or self.config.types == 1:
+            return self.types.weight[0]
+        return self.types(self.find_second_text(ids)).unsqueeze(2)
+
+    def find_second_text(self, ids):
+        """Return 0 for the first text and 1 for the second, int64 (B, L).
+
+        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. More
+        follows, be it the [SEP] behind an empty text. A training window that is cut behind a
+        document ends in [SEP] [SEP], too: there is no second text.
+
+            ids     [CLS] a [SEP] [SEP] b [SEP]     [CLS] a b [SEP] [SEP] [PAD]
+            type      0   0   0     1   1   1         0   0 0   0     0     0
+        """
+        is_sep = ids == self.config.sep_id
+        is_divided = is_sep[:, :-2] & is_sep[:, 1:-1] & (ids[:, 2:] != 0)  # (B, L - 2)
+        is_divided = F.pad(is_divided, (1, 1))  # (B, L), True at the second [SEP]
+        return is_divided.cumsum(1).clamp(max=1)
+
+    def init_weights(self):
+        """Fill the tables with truncated normals, and positions with sinusoids (deviation 1).
+
+        The embedding has filled its own tables.
+        """
+        init_matrices(self, INIT_STD)
+        if self.positions is not None:
+            amplitude = POSITION_SCALE * self.embedding.initial_std()
+            waves = sinusoids(*self.positions.weight.shape)
+            self.positions.weight.data.copy_(amplitude * waves)
 
 
 class TransformerLayer(nn.Module):
@@ -89,46 +202,12 @@ class TransformerLayer(nn.Module):
         return self.norm2(x + self.dropout(f))
 
 
-class SpecialVectors(nn.Embedding):
-    """Give special tokens vectors of their own, and words a vector that all share. [HF §3.1]
-
-    Special tokens have the IDs 0 to s - 1 and no codes, so the vectors of their codes are dropped.
-    Row i of the table is special token i. Row s, the word row, is added to every word. With s = 5:
-
-        ids                    1, [CLS]   5, a word    8, another word
-        x, vectors of codes    (dropped)  x_5          x_8
-        result                 row 1      x_5 + row 5  x_8 + row 5
-
-    Args:
-        num_special: int, s.
-        width: int, d.
-        has_word_row: bool. If it is False, the result of a word is x.
-
-    Shape:
-        x float (..., d) and ids int64 (...) to (..., d).
-    """
-
-    def __init__(self, num_special, width, has_word_row):
-        super().__init__(num_special + int(has_word_row), width)
-        self.num_special = num_special
-        self.has_word_row = has_word_row
-
-    def forward(self, x, ids):
-        # IDs of words are larger than all rows: they read the last one, which is the word row
-        rows = super().forward(ids.clamp(max=self.num_embeddings - 1))  # (..., d)
-        if self.has_word_row:
-            x = x + rows
-        is_word = ids >= self.num_special
-        return torch.where(is_word.unsqueeze(-1), x, rows)
-
-
 class Model(nn.Module):
-    """Embed token IDs by their codes, encode, and apply a head. Call `.to`, then set_codes.
+    """Embed token IDs, encode, and apply a head. Call `.to`, then set_codes.
 
-        ids (B, L) -> codes (B, L, C) -> word vectors (B, L·m, d) -> layers -> head -> logits
+        ids (B, L) -> inputs (B, L, m, d) -> layers, on L·m positions -> head -> logits
 
-    m is 1 but for bloom, which gives an item m vectors: they are m positions of the sequence. The
-    masked items of a set have equal outputs, since a set has no position embeddings. [SB §3.2]
+    The masked items of a set have equal outputs, since a set has no position embeddings. [SB §3.2]
 
     Args:
         config: Config.
@@ -137,26 +216,19 @@ class Model(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        c = config
-        self.embedding = EMBEDDINGS[c.emb].from_config(c)
-        self.vectors_per_item = c.hashes if self.embedding.is_stacked else 1  # m
-        self.specials = None
-        if self.embedding.needs_specials:
-            self.specials = SpecialVectors(c.special_tokens, c.width, self.embedding.has_word_row)
-        self.positions = None
-        if c.order:
-            self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
-        self.types = nn.Embedding(c.types, c.width)
-        self.norm = nn.LayerNorm(c.width)
-        self.dropout = nn.Dropout(c.dropout)
+        self.inputs = InputEmbedding(config)
         self.layers = nn.ModuleList()
-        for number in range(c.layers):
-            self.layers.append(TransformerLayer(c, number))
-        self.head = HEADS[c.head](c)
-        self.init_weights()
+        for number in range(config.layers):
+            self.layers.append(TransformerLayer(config, number))
+        self.head = HEADS[config.head](config)
         # (V, C), from set_codes. Not a buffer: DistributedDataParallel would broadcast it, and nccl
         # cannot send int16. So `.to` does not move it
         self.codes = None
+
+        wide_std = INIT_STD * math.sqrt(BERT_WIDTH / config.width)
+        self.inputs.init_weights()
+        init_matrices(self.layers, wide_std)
+        init_matrices(self.head, wide_std if self.head.scales_init else INIT_STD)
 
     def forward(self, ids, key_mask=None, masked_positions=None, rows=None):
         """Encode and apply the head.
@@ -164,91 +236,42 @@ class Model(nn.Module):
         Args:
             ids: int64 (B, L), token IDs.
             key_mask: bool (B, L), True = attend, or None without padding.
-            masked_positions: int64 (M,), in the flattened batch. Pass it for heads mlm and hash-mlm
-                only.
+            masked_positions: int64 (M,), in the flattened batch, for heads mlm and hash-mlm.
             rows: int64 (num_sampled,), the rows to score, for head mlm and for bloom; None: all.
 
         Returns:
             Logits, as the class of the head says: of each position (B, L, classes), of each text
             (B, labels), or of each masked position (M, ...).
         """
-        x = self.encode(ids, key_mask)  # (B, L·m, d)
-        x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)
-        if self.head.predicts_rows:
-            assert masked_positions is not None, "masked_positions: required by mlm and hash-mlm"
-            return self.score_rows(x, masked_positions, rows)
-        assert masked_positions is None, "masked_positions: for heads mlm and hash-mlm alone"
-        x = x.mean(2)  # (B, L, d): an item is the mean of its m vectors
-        return self.head(x, key_mask)
-
-    def score_rows(self, x, masked_positions, rows):
-        """Return the logits of heads mlm and hash-mlm, of x (B, L, m, d)."""
-        x = x.flatten(0, 1)[masked_positions]  # (M, m, d)
-        if not self.embedding.is_stacked:
-            x = x.squeeze(1)  # (M, d)
+        x = self.encode(ids, key_mask)  # (B, L, m, d)
         # subtle: if the head held the embedding's table, load_model would untie the two
-        table = self.embedding.weight if self.config.tied else self.head.table
-        return self.head(x, table, rows)
+        table = self.inputs.embedding.weight if self.config.tied else None
+        return self.head(x, key_mask, masked_positions, table, rows)
 
     def encode(self, ids, key_mask=None):
-        """Return the last layer's vectors (B, L·m, d) of ids (B, L).
-
-        key_mask is as in forward.
-        """
+        """Return the last layer's vectors, (B, L, m, d), of ids and key_mask as in forward."""
+        x = self.inputs(ids, self.look_up_codes(ids))  # (B, L, m, d)
+        m = x.shape[2]
+        x = x.flatten(1, 2)  # (B, L·m, d): the m vectors of an item are m positions
         if key_mask is not None:
-            key_mask = key_mask.repeat_interleave(self.vectors_per_item, 1)  # (B, L·m)
-        x = self.embed_inputs(ids)
+            key_mask = key_mask.repeat_interleave(m, 1)  # (B, L·m)
         for layer in self.layers:
             x = layer(x, key_mask)
-        return x
-
-    def embed_inputs(self, ids):
-        """Return the input of the first layer, (B, L·m, d): word + type + position, normed."""
-        c = self.config
-        m = self.vectors_per_item
-        L = ids.shape[1]
-        assert L <= c.length, f"ids: expected at most {c.length} positions, got {L}"
-        x = self.embed(ids)  # (B, L·m, d)
-        types = self.types.weight[0]  # (d,)
-        if c.order and c.types > 1:
-            types = self.types(self.find_second_text(ids))  # (B, L, d)
-            types = types.repeat_interleave(m, 1)
-        x = x + types
-        if c.order:
-            positions = self.positions.weight[c.spare_positions:][:L]
-            x = x + positions.repeat_interleave(m, 0)  # an item's m vectors share one position
-        return self.dropout(self.norm(x))
+        return x.unflatten(1, (-1, m))
 
     def embed(self, ids):
-        """Return word vectors (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
-        x = self.embedding(self.look_up_codes(ids))  # (..., L, d), or (..., L, m, d)
-        if self.embedding.is_stacked:
-            x = x.flatten(-3, -2)  # (..., L·m, d)
-        if self.specials is not None:
-            x = self.specials(x, ids)
-        return x
+        """Return word vectors of ids (...), (..., d), or (..., m, d) for bloom: no positions."""
+        return self.inputs.embed_words(ids, self.look_up_codes(ids))
 
     def look_up_codes(self, ids):
-        """Return the codes (..., L, C) of ids (..., L). Bits are stored in bytes: unpack them."""
+        """Return the codes (..., C) of ids (...). Bits are stored in bytes: unpack them."""
         assert self.codes is not None and self.codes.device == ids.device, (
             "call set_codes after .to(device)")
         # subtle: F.embedding refuses the ID −1; self.codes[ids] would read the last row
         codes = F.embedding(ids, self.codes)
         if self.config.code_format == "bits":
-            codes = unpack_bits(codes, self.config.bits)  # (..., L, T)
+            codes = unpack_bits(codes, self.config.bits)  # (..., T)
         return codes
-
-    def find_second_text(self, ids):
-        """Return 0 for the first text and 1 for the second, int64 (B, L).
-
-        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. More
-        follows, be it the [SEP] behind an empty text. A training window that is cut behind a
-        document ends in [SEP] [SEP], too: there is no second text.
-        """
-        is_sep = ids == self.config.sep_id
-        is_divided = is_sep[:, :-2] & is_sep[:, 1:-1] & (ids[:, 2:] != 0)  # (B, L - 2)
-        is_divided = F.pad(is_divided, (1, 1))  # (B, L), True at the second [SEP]
-        return is_divided.cumsum(1).clamp(max=1)
 
     def set_codes(self, codes):
         """Set the codes of all words, by token ID, on the device of the weights.
@@ -266,38 +289,34 @@ class Model(nn.Module):
                 raise ValueError(f"codes: expected uint8 (V, {num_bytes}), "
                                  f"got {codes.dtype} {[*codes.shape]}.")
         else:
-            self.embedding.check_range(codes)
+            self.inputs.embedding.check_range(codes)
         self.codes = codes.to(self.device)
-
-    def init_weights(self):
-        """Fill nn.Linear and nn.Embedding with truncated normals, and positions with sinusoids.
-
-        Tables of words and of heads are plain parameters, which their modules have filled.
-        """
-        c = self.config
-        # these parts have the std of deviation 1, all others INIT_STD
-        scaled_parts = ("layers", "head") if self.head.scales_init else ("layers",)
-        for name, module in self.named_modules():
-            std = INIT_STD
-            if name.startswith(scaled_parts):
-                std = INIT_STD * math.sqrt(BERT_WIDTH / c.width)
-            if isinstance(module, (nn.Embedding, nn.Linear)):
-                init_normal(module.weight, std)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-        if c.order and not self.positions.weight.is_meta:  # meta tensors have no numbers
-            amplitude = POSITION_SCALE * self.embedding.initial_std()
-            self.positions.weight.data.copy_(amplitude * sinusoids(*self.positions.weight.shape))
 
     def redraw_hyperplanes(self, seed):
         """Draw new hyperplanes for the layers, which must have LSH attention, in place."""
         for layer in self.layers:
             layer.attention.redraw(layer.make_generator(seed))
 
+    def load_state_dict(self, weights, **options):
+        """Load weights, also those of an older checkpoint, whose names were others."""
+        return super().load_state_dict(rename_weights(weights, self.state_dict()), **options)
+
     @property
     def device(self):
         """The device of the weights."""
-        return self.types.weight.device
+        return self.inputs.types.weight.device
+
+
+# Initial weights
+
+
+def init_matrices(module, std):
+    """Fill the nn.Linear and nn.Embedding of a module with truncated normals, in place."""
+    for part in module.modules():
+        if isinstance(part, (nn.Embedding, nn.Linear)):
+            init_normal(part.weight, std)
+        if isinstance(part, nn.Linear):
+            nn.init.zeros_(part.bias)
 
 
 def sinusoids(length, width):
@@ -325,6 +344,36 @@ def load_model(checkpoint):
     return model.float().eval()  # those in models/ have half precision
 
 
+# Names of weights in older checkpoints, by how they begin
+OLD_NAMES = {
+    "embedding.": "inputs.embedding.",
+    "specials.": "inputs.specials.",
+    "positions.": "inputs.positions.",
+    "types.": "inputs.types.",
+    "norm.": "inputs.norm.",
+    "head.weight": "head.linear.weight",
+    "head.bias": "head.linear.bias",
+    "head.1.": "head.dense.",
+    "head.4.": "head.out.",
+}
+
+
+def rename_weights(weights, names):
+    """Return weights with today's names. Those that are in `names` are of today.
+
+    Args:
+        weights: dict, name -> tensor, of a checkpoint.
+        names: the names of a model's weights.
+    """
+    renamed = {}
+    for name, weight in weights.items():
+        for old, new in OLD_NAMES.items():
+            if name not in names and name.startswith(old):
+                name = new + name.removeprefix(old)
+        renamed[name] = weight
+    return renamed
+
+
 def parameter_groups(model, decay):
     """Return groups for AdamW: weight decay for matrices, none for vectors. [HF Table 4]"""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -339,19 +388,19 @@ def count_parameters(model):
         dict of int: embedding, specials, encoder, positions (with types and their norm), head,
         total; and poep, the share of parameters that embed words, in [0, 1].
     """
-    part_of = {
-        "embedding": "embedding",
-        "specials": "specials",
-        "layers": "encoder",
-        "positions": "positions",
-        "types": "positions",
-        "norm": "positions",
-        "head": "head",
+    parts = {
+        "embedding": model.inputs.embedding,
+        "specials": model.inputs.specials,
+        "encoder": model.layers,
+        "positions": model.inputs,
+        "head": model.head,
     }
-    counts = dict.fromkeys(part_of.values(), 0)
-    for name, parameter in model.named_parameters():
-        part = part_of[name.split(".")[0]]
-        counts[part] += parameter.numel()
+    counts = {}
+    for name, part in parts.items():
+        counts[name] = 0
+        if part is not None:
+            counts[name] = sum(p.numel() for p in part.parameters())
+    counts["positions"] -= counts["embedding"] + counts["specials"]  # the rest of the inputs
     counts["total"] = sum(counts.values())
     counts["poep"] = counts["embedding"] / counts["total"]
     return counts
@@ -366,7 +415,7 @@ def count_operations(model):
     has m positions, and each of them attends to m · length.
     """
     c = model.config
-    m = model.vectors_per_item
+    m = c.hashes if model.inputs.embedding.is_stacked else 1
     weights = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
     attended = m * c.length if c.attn == "full" else 0  # positions
     return m * (6 * weights + 12 * c.layers * c.width * attended)

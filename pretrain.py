@@ -18,7 +18,7 @@ vector, T = 128 bits of a word's hash, eight of them in a byte:
                             of the DataLoader do this ahead of time: it does not need the model
     codes (B, L, T / 8)     model.codes[inputs]. Nothing is hashed here: each distinct word was
                             hashed once, before training, and a word's bits are a row of a table
-    x (B, L, d)             model.embedding: codes to vectors; model.layers: attention
+    x (B, L, d)             model.inputs: codes to vectors; model.layers: attention
     logits (B, L, 3)        model.head: intact, shuffled or random?
     loss                    objective.loss: the sum over positions. It is divided by their number in
                             the batch of all ranks, then come backward and optimizer.step

@@ -674,7 +674,7 @@ def test_set_model_ignores_order():
     codes = torch.randint(60, (40, 2))  # m = 2 hash tokens for each of 40 IDs
     model.set_codes(codes)
     ids = torch.tensor([[8, MASK, 30, 9, MASK]])
-    out = model.encode(ids)[0]  # (L·m, d)
+    out = model.encode(ids)[0]  # (L, m, d)
     out = out.view(5, 24)  # a row for each item
     reversed_out = model.encode(ids.flip(1))[0].view(5, 24)
     assert_close(reversed_out, out.flip(0))

@@ -287,7 +287,7 @@ def load_run(folder):
 def walk_layers(model, tokenizer, ids):
     """Yield queries and keys (B, H, L, e) of each layer, on token IDs (B, L) without padding."""
     set_codes(model, tokenizer)
-    x = model.embed_inputs(ids)  # (B, L, d)
+    x = model.inputs(ids, model.look_up_codes(ids)).flatten(1, 2)  # (B, L·m, d)
     for layer in model.layers:
         q, k, _ = layer.attention.project(x)
         yield q, k

@@ -126,7 +126,7 @@ def tiny_model(**changes):
     if c.code_format == "bits":  # packed, T bits in bytes
         codes = rng.integers(0, 256, (30, math.ceil(c.bits / 8))).astype(np.uint8)
     else:
-        limits = model.embedding.code_limits
+        limits = model.inputs.embedding.code_limits
         codes = rng.integers(0, limits, (30, len(limits)))
     model.set_codes(torch.from_numpy(codes))
     return model

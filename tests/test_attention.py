@@ -1,4 +1,4 @@
-"""Tests of attention.py and attention_fast.py: simhash, LSH attention against its formula.
+"""Tests of attention.py and its fast forms: simhash, LSH attention against its formula.
 
 test_all.py has both in three numbers, and against loops; test_model.py has the layer's parts.
 """
@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 import attention
 import attention_fast
+import attention_flex
 from attention import SelfAttention, full_attention, full_attention_reference, lsh_attention
 from attention import lsh_attention_reference, simhash
 from bench.shares import outside_share_law
@@ -63,7 +64,7 @@ def attend_dense(q, k, v, blocks):
     collide = create_mask(blocks.mask_mod, B, H, L, L, device="cpu")
     meet = blocks.to_dense().bool()
     for dim in (2, 3):
-        meet = meet.repeat_interleave(attention_fast.FLEX_BLOCK, dim)
+        meet = meet.repeat_interleave(attention_flex.FLEX_BLOCK, dim)
     scores = q @ k.transpose(2, 3) / math.sqrt(e)
     is_out = ~(collide & meet[:, :, :L, :L])
     scores = scores.masked_fill(is_out, -torch.inf)
@@ -74,8 +75,8 @@ def attend_dense(q, k, v, blocks):
 @pytest.fixture
 def dense_kernel(monkeypatch):
     if torch.cuda.is_available():
-        attention_fast.compile_flex()  # there FlexAttention itself is tested
-    monkeypatch.setattr(attention_fast, "attend_flex", attend_dense)
+        attention_flex.compile_flex()  # there FlexAttention itself is tested
+    monkeypatch.setattr(attention_flex, "attend_flex", attend_dense)
 
 
 FILL = pytest.mark.parametrize("fill", ["zero", "mask"])
@@ -167,7 +168,7 @@ def test_printed_collision_law_exceeds_one():
 
 @pytest.mark.parametrize("r", [1, 2, 4, 8])
 def test_share_of_keys_outside_follows_its_law(r):
-    """In 8 · 64 heads of 128 random vectors: measured, by the law, and as the header prints it."""
+    """In 8 · 64 heads of 128 random vectors: measured, by the law, and as the docstring says."""
     q, k = torch.randn(2, 8, 64, 128, 64)
     planes, coef = attention.draw_hyperplanes(64, 1, r, 64, 256)
     hq = simhash(q, planes, coef, 256)
@@ -180,7 +181,7 @@ def test_share_of_keys_outside_follows_its_law(r):
 
     column = [1, 2, 4, 8].index(r)
     for row, measured in [("share of the keys outside", share), ("without a key inside", alone)]:
-        [line] = re.findall(f".*{row}.*", attention.__doc__)
+        [line] = re.findall(f".*{row}.*", attention.outside_share.__doc__)
         printed = re.findall(r"(\d+) %", line)[column]
         assert abs(int(printed) / 100 - measured) < 0.015
 
@@ -336,8 +337,8 @@ def test_flex_of_pytorch_matches_reference(fill, L, num_buckets, num_keys, dtype
 
 def test_one_compilation_of_flex_serves_all_buckets(monkeypatch):
     counter = CompileCounter()
-    compiled = torch.compile(attention_fast.attend_flex, backend=counter)
-    monkeypatch.setattr(attention_fast, "attend_flex", compiled)
+    compiled = torch.compile(attention_flex.attend_flex, backend=counter)
+    monkeypatch.setattr(attention_flex, "attend_flex", compiled)
     vectors = [x.detach() for x in random_vectors(150)]
     for num_buckets in (1, 9, 999):
         lsh_attention(*vectors, *random_buckets(150, num_buckets), impl="flex")
@@ -386,13 +387,13 @@ def test_auto_chooses_what_serves(monkeypatch, L, e, n, pairs, dtype, on_cpu, on
     q = torch.zeros(1, 1, L, e, dtype=dtype)
     assert attention.choose_impl(q, n, pairs) == on_cpu
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(attention_fast, "has_compiler", lambda: True)
+    monkeypatch.setattr(attention, "has_compiler", lambda: True)
     assert attention.choose_impl(q, n, pairs) == on_gpu
 
 
 def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(attention_fast, "has_compiler", attention_fast.has_compiler.__wrapped__)
+    monkeypatch.setattr(attention, "has_compiler", attention.has_compiler.__wrapped__)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     with pytest.warns(UserWarning, match="found no C compiler"):
         q = torch.zeros(1, 1, 513, 16, dtype=torch.bfloat16)
@@ -428,9 +429,9 @@ def test_cells_match_docstring_example():
         [3, 6, 8],
     ]
     assert rows_k.tolist() == [
-        [2, 3, 6, 9],
-        [0, 1, 8, 9],
-        [4, 5, 8, 9],
+        [2, 3, 6],
+        [0, 1, 8],
+        [4, 5, 8],
     ]
 
 
@@ -443,10 +444,10 @@ def test_cells_of_two_sequences_have_different_numbers():
 
 
 def test_find_blocks_matches_docstring_example(monkeypatch):
-    monkeypatch.setattr(attention_fast, "FLEX_BLOCK", 2)
+    monkeypatch.setattr(attention_flex, "FLEX_BLOCK", 2)
     queries = torch.tensor([[[0, 0, 0, 6, 6, 6, 12, 12]]])
     keys = torch.tensor([[[0, 0, 0, 6, 6, 12, 12, 16]]])
-    blocks = attention_fast.find_blocks(queries, keys)
+    blocks = attention_flex.find_blocks(queries, keys)
     assert blocks.to_dense()[0, 0].tolist() == [
         [1, 1, 0, 0],
         [1, 1, 1, 0],
@@ -455,16 +456,15 @@ def test_find_blocks_matches_docstring_example(monkeypatch):
     ]
 
 
-def test_attention_without_its_fast_file_warns_and_is_right(monkeypatch):
+@pytest.mark.parametrize("name", ["attention_fast", "attention_flex"])
+def test_attention_without_a_fast_file_warns_and_is_right(monkeypatch, name):
     """A file that is copied alone is never slow in silence."""
-    monkeypatch.setitem(sys.modules, "attention_fast", None)  # importing it raises
+    monkeypatch.setitem(sys.modules, name, None)  # importing it raises
     vectors = random_vectors(L=300)
     buckets = random_buckets(300)
-    with pytest.warns(UserWarning, match="found no attention_fast.py beside attention.py"):
+    with pytest.warns(UserWarning, match=f"found no {name}.py beside attention.py"):
         out = lsh_attention(*vectors, *buckets)
     assert torch.equal(out, lsh_attention_reference(*vectors, *buckets))
-    with pytest.raises(ModuleNotFoundError, match="attention_fast"):
-        lsh_attention(*vectors, *buckets, impl="blocks")
 
 
 ONE_HEAD = torch.zeros(2, 1, 1, 37, dtype=torch.int64)

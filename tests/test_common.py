@@ -476,7 +476,7 @@ def test_load_checkpoint_that_is_not_whole_is_refused(path, damage, message):
 
 def test_save_checkpoint_with_nan_weights_keeps_the_old_one(path):
     model = tiny_model()
-    model.norm.weight.data[-1] = torch.nan
+    model.inputs.norm.weight.data[-1] = torch.nan
     with pytest.raises(InputError, match="^--lr: expected finite weights"):
         save_checkpoint(str(path), model, {}, step=2)
     assert load_checkpoint(str(path))["step"] == 1

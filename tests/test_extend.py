@@ -185,7 +185,7 @@ def test_toy_run_trains_and_detects(toy_flags, tmp_path):
     words, _, p = predictor.detect("a new text of 7 words")
 
     assert set(result) == {"eval_loss", "toy_accuracy"}
-    assert isinstance(predictor.model.embedding, ToyEmbedding)
+    assert isinstance(predictor.model.inputs.embedding, ToyEmbedding)
     assert predictor.tokenizer.coder.hash.shift == 3
     assert len(predictor.tokenizer.coder.hash.ranks) > 30
     assert p.shape == (len(words), 2)

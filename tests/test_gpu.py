@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-import attention_fast
+import attention
 import finetune
 import infer
 import pretrain
@@ -63,7 +63,7 @@ def test_pretend_gpu_counts_waits(use, num_waits):
 def no_flex(monkeypatch):
     """FlexAttention has no backward pass on the CPU that acts as a GPU, so LSH attention goes
     bucket by bucket. What it waits for on a GPU is not tested here."""
-    monkeypatch.setattr(attention_fast, "has_compiler", lambda: False)
+    monkeypatch.setattr(attention, "has_compiler", lambda: False)
 
 
 @pytest.fixture

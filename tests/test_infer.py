@@ -271,7 +271,7 @@ def test_neighbors_of_other_hashes_are_the_largest_cosines(untrained):
     """Less the mean of the candidates."""
     p = untrained["classify"]
     codes = torch.from_numpy(p.tokenizer.coder.codes(["cats", *p.words]))
-    v = p.model.embedding(codes)
+    v = p.model.inputs.embedding(codes)
     v = v - v[1:].mean(0)
     cosines = F.cosine_similarity(v[1:], v[:1])  # (V,)
     values, best = cosines.topk(7)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import model
 from embeddings import EMBEDDINGS, unpack_bits
-from model import PRESETS, Config, Model, count_parameters, load_model
+from model import HEADS, PRESETS, Config, Model, count_parameters, load_model
 from support.config import CHOICES, NATURAL, POSITIVE
 from tests.helpers import bloom_model, tiny_model
 from tokenizer import CLS, FIRST_WORD_ID, PAD, SEP, UNK
@@ -36,6 +36,16 @@ def stir(net):
 def assert_near(actual, expected):
     """Assert that tensors are equal, up to the rounding of sums in another order."""
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def embed_inputs(net, ids):
+    """Return the input of the first layer, (B, L, m, d)."""
+    return net.inputs(ids, net.look_up_codes(ids))
+
+
+def logits_of(net, x):
+    """Return what the head makes of x (B, L, m, d), without padding or masked positions."""
+    return net.head(x, None, None, None, None)
 
 
 # Parameter counts
@@ -131,11 +141,9 @@ def test_embed_adds_one_row_to_every_word(emb):
     codes = net.codes[ids]  # (6, 5, C)
     if net.config.code_format == "bits":
         codes = unpack_bits(codes, 16)
-    expected = net.embedding(codes)
-    if emb == "bloom":
-        expected = expected.flatten(1, 2)  # (6, 5·m, d)
-    elif emb != "lookup":
-        special = net.specials.weight
+    expected = net.inputs.embedding(codes)
+    if emb not in ("lookup", "bloom"):
+        special = net.inputs.specials.weight
         if emb != "emb":
             expected = expected + special[5]
         expected = torch.cat([special[:5].unsqueeze(0), expected[1:]])
@@ -177,11 +185,12 @@ def test_encode_matches_sum_norm_and_layers(emb, places):
     net = stir(tiny_model(emb=emb, spare_positions=2))
     ids = random_ids(4, 3)
     rows = 2 + torch.tensor(places)
-    x = net.embed(ids) + net.positions.weight[rows] + net.types.weight[0]
-    x = net.norm(x)
+    x = net.embed(ids).view(4, len(rows), 12)  # (B, L·m, d)
+    x = x + net.inputs.positions.weight[rows] + net.inputs.types.weight[0]
+    x = net.inputs.norm(x)
     for layer in net.layers:
         x = layer(x)
-    assert_near(net.encode(ids), x)
+    assert_near(net.encode(ids).flatten(1, 2), x)
 
 
 def test_layer_has_the_settings_of_the_config():
@@ -214,9 +223,9 @@ def test_padding_of_text_changes_nothing(changes):
 def test_classify_sees_one_vector_of_a_text(pool):
     """The mean of its positions, or the first."""
     net = tiny_model(head="classify", pool=pool)
-    x = torch.randn(3, 7, net.config.width)
+    x = torch.randn(3, 7, 1, net.config.width)  # (B, L, m, d)
     one = x.mean(1) if pool == "mean" else x[:, 0]
-    assert_near(net.head(x, None), net.head(one.unsqueeze(1), None))
+    assert_near(logits_of(net, x), logits_of(net, one.unsqueeze(1)))
 
 
 def test_mean_of_a_text_of_padding_is_finite():
@@ -238,10 +247,10 @@ def test_second_type_row_is_of_the_second_text_of_a_pair(ids, order, start):
     """[SEP] [SEP] begins it. All m = 2 vectors of an item have its type."""
     net, _ = bloom_model(types=2, order=order)
     ids = torch.tensor([ids])
-    before = net.embed_inputs(ids)  # (1, 7·m, d)
-    net.types.weight.data[1] += torch.randn(12)
-    is_changed = (net.embed_inputs(ids) != before).any(2)[0]  # (7·m,)
-    assert is_changed.nonzero().flatten().tolist() == list(range(2 * start, 14))
+    before = embed_inputs(net, ids)  # (1, 7, m, d)
+    net.inputs.types.weight.data[1] += torch.randn(12)
+    is_changed = (embed_inputs(net, ids) != before).any(3)[0]  # (7, m)
+    assert is_changed.tolist() == [[False] * 2] * start + [[True] * 2] * (7 - start)
 
 
 # Heads
@@ -261,11 +270,8 @@ def test_masked_lm_head_scores_the_rows_of_its_table(emb, head, tied, shape):
     """[BERT §3.1] Dense layer, GELU, norm, table. [SB §2.3] [CM]"""
     net = stir(tiny_model(emb=emb, head=head, tied=tied))
     ids = random_ids(2, 7)
-    table = net.embedding.weight if tied else net.head.table
-    x = net.encode(ids)
-    if emb == "bloom":
-        x = x.unflatten(1, (7, 2))  # (B, L, m, d)
-    x = x.flatten(0, 1)[POSITIONS]
+    table = net.inputs.embedding.weight if tied else net.head.table
+    x = net.encode(ids).flatten(0, 1)[POSITIONS]  # (2, m, d)
     expected = net.head.norm(F.gelu(net.head.transform(x))) @ table.T + net.head.bias
     assert_near(net(ids, masked_positions=POSITIONS), expected.reshape(2, *shape))
 
@@ -290,8 +296,8 @@ def test_logits_of_evaluation_are_float32():
 def test_other_heads_see_mean_of_item_vectors(head, pool):
     net, _ = bloom_model(head=head, order=True, pool=pool)
     ids = random_ids(3, 7)
-    x = net.encode(ids).unflatten(1, (7, 2)).mean(2)  # (3, 7, d)
-    assert_near(net(ids), net.head(x, None))
+    x = net.encode(ids).mean(2, keepdim=True)  # (3, 7, 1, d)
+    assert_near(net(ids), logits_of(net, x))
 
 
 # Dropout. In evaluation there is none: all models above have 0.1
@@ -315,7 +321,7 @@ def test_dropout_acts_on_embeddings_branches_and_head(head):
     x = torch.randn(3, 7, 12)
     layer = net.layers[0]
     *_, bias = net.head.parameters()
-    assert not net.embed_inputs(ids).any()
+    assert not embed_inputs(net, ids).any()
     assert torch.equal(layer(x), layer.norm2(layer.norm1(x)))
     assert (net(ids) == bias).all()
 
@@ -333,16 +339,16 @@ def test_sinusoids_match_hand_example():
 def test_positions_start_as_sinusoids_at_one_ratio_to_words(emb):
     """2.25 standard deviations of a word's vector, which test_embeddings.py measures."""
     net = tiny_model(emb=emb)
-    std = net.embedding.initial_std()
+    std = net.inputs.embedding.initial_std()
     expected = 2.25 * std * model.sinusoids(9, 12)
-    assert_near(net.positions.weight, expected)
+    assert_near(net.inputs.positions.weight, expected)
 
 
 @pytest.mark.parametrize("head, name, std", [
     ("sr", "layers.0.attention.qkv", 0.04),
-    ("sr", "head", 0.02),
-    ("span", "head", 0.04),
-    ("classify", "head.4", 0.04),
+    ("sr", "head.linear", 0.02),
+    ("span", "head.linear", 0.04),
+    ("classify", "head.out", 0.04),
 ])
 def test_matrices_start_at_scaled_std(head, name, std):
     """Deviation 1: 0.02 · √(768/192) = 0.04. A normal truncated at 2 std has 0.8796 of its std."""
@@ -389,13 +395,27 @@ def test_hyperplanes_are_of_the_seed_the_layer_and_the_head():
 def test_models_of_one_checkpoint_share_no_weights():
     net = tiny_model()
     loaded = load_model(dict(config=asdict(net.config), model=net.state_dict()))
-    loaded.norm.weight.data.zero_()
-    assert net.norm.weight.all()
+    loaded.inputs.norm.weight.data.zero_()
+    assert net.inputs.norm.weight.all()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_older_checkpoint_is_loaded_by_its_names(head):
+    """They had no `inputs`, and heads were nn.Linear and nn.Sequential."""
+    net = tiny_model(head=head, emb="lookup" if head == "mlm" else "mean", tied=False)
+    old_weights = {}
+    for name, weight in net.state_dict().items():
+        name = name.removeprefix("inputs.").replace("head.linear.", "head.")
+        name = name.replace("head.dense.", "head.1.").replace("head.out.", "head.4.")
+        old_weights[name] = weight
+    loaded = load_model(dict(config=asdict(net.config), model=old_weights))
+    for name, weight in net.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight)
 
 
 @pytest.mark.parametrize("changes, message", [
     # the 96 GiB are not allocated before they are refused
-    (dict(emb="emb", rows=2**31), "^weights: .*\n.*size mismatch for embedding.weight"),
+    (dict(emb="emb", rows=2**31), "^weights: .*\n.*size mismatch for inputs.embedding.weight"),
     (dict(emb_rows=7), "^config: expected fields of Config, got emb_rows"),
 ])
 def test_load_model_refuses_what_does_not_fit(changes, message):
