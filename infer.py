@@ -472,7 +472,7 @@ class Predictor:
         inputs = [example.ids for example in examples]
         vectors = np.zeros((len(examples), self.config.width), np.float32)
         batches = run_batches(self.model, self.tokenizer, inputs, self.model.encode)
-        for chosen, outputs in batches:  # (B,) and (B, L·m, d)
+        for chosen, outputs in batches:  # (B,) and (B, L, m, d)
             for i, output in zip(chosen, outputs):
                 if examples[i].words or self.task:
                     vectors[i] = output[:len(inputs[i])].mean((0, 1)).cpu()  # the rest is padding
