@@ -224,11 +224,11 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
 
     Args:
         q, k, v, hq, hk, fill, pairs, key_mask: as in lsh_attention_reference.
-        impl: "dense": the literal formula. "blocks": bucket by bucket, in float32 or float64; on a
-            GPU do not allow TF32, which rounds the weight of the keys outside. "flex":
-            FlexAttention, for a GPU, where it requires a C compiler and heads of at least 16. These
-            two are attention_fast.py and attention_flex.py. "auto": see choose_impl.
-            torch.jit.trace always takes "dense".
+        impl: "dense": the literal formula. "blocks", attention_fast.py: bucket by bucket, in
+            float32 or float64; on a GPU do not allow TF32, which rounds the weight of the keys
+            outside. "flex", attention_flex.py: FlexAttention, for a GPU, where it requires a C
+            compiler and heads of at least 16. "auto": see choose_impl. torch.jit.trace always takes
+            "dense".
 
     Returns:
         float (B, H, L, e), differentiable. A query that attends to no key has the result 0. NaN at

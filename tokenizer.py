@@ -37,7 +37,9 @@ class HashTokenizer:
     Args:
         coder: instance of a class of data.coders.CODERS, which hashes words.
         splitter: instance of a class of data.splitters.SPLITS, which finds the words of a text.
-        targets: SketchCoder, whose codes hash-mlm predicts unless coder.is_predicted.
+        targets: SketchCoder, a second code of each word, which the objective hash-mlm predicts
+            unless it predicts those of coder (coder.is_predicted). It is here as both follow from
+            the same settings, which a checkpoint has once.
     """
 
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
@@ -96,17 +98,12 @@ class HashTokenizer:
         return self.coder.knows(words)
 
     def state(self):
-        """Return a dict of plain types: what load needs besides the sizes in a model's config.
+        """Return one dict of plain types, from which load gives each of the three parts its fields.
 
-        A word list that grows is not in it: load begins with an empty one.
+        A field that two parts have has one value. A word list that grows is not in it: load begins
+        with an empty one.
         """
-        state = self.splitter.state()
-        state["hash_seed"] = self.targets.hash_seed
-        state["key"] = self.targets.key
-        fields = self.coder.state()
-        for name in ("hash_name", "hash", "vocabulary", "bloom_map"):
-            state[name] = fields.get(name)
-        return state
+        return self.splitter.state() | self.targets.state() | self.coder.state()
 
     @staticmethod
     def load(state, config):
@@ -115,10 +112,6 @@ class HashTokenizer:
         Raises:
             ValueError: A part is missing, of an unknown kind, or damaged.
         """
-        for name in ("split", "subwords", "hash_seed", "key", "hash_name", "hash", "vocabulary",
-                     "bloom_map"):
-            if name not in state:
-                raise ValueError(f"tokenizer: expected {name}, got {', '.join(state)}.")
         splitter = load_splitter(state)
         coder = CODERS[config.code_format].load(state, config)
         targets = SketchCoder.load(state, config)
@@ -143,8 +136,8 @@ def make_tokenizer(config, split="regex", subwords=None, hash_seed=0, key=None, 
     assert splitter.name == split, f"subwords: not of {split}"
     settings = vars(config) | dict(
         hash_seed=hash_seed, key=key, hash=hash, vocabulary=vocabulary, bloom_map=bloom_map)
-    coder = CODERS[config.code_format].choose(settings)
-    targets = SketchCoder.choose(settings)
+    coder = CODERS[config.code_format].from_settings(settings)  # takes those that are its fields
+    targets = SketchCoder.from_settings(settings)
     return HashTokenizer(coder, splitter, targets)
 
 

@@ -23,7 +23,8 @@ import torch
 
 from bench import harness
 from bench.harness import COMPARE, RUNS, compare, count_sizes, load_corpus, train_variant
-from bloom import BloomMap, beam_search, exhaustive, hash_logp, popularity_prior
+from bloom import BloomMap, beam_search, exhaustive, hash_logp
+from coherent import popularity_prior
 from data.corpus import Corpus
 from data.items import ItemSetBatches, split_pages
 from data.neighbors import NEIGHBORS, rank_hidden_items

@@ -110,7 +110,7 @@ class Coder:
         return flags
 
     @classmethod
-    def choose(cls, settings):
+    def from_settings(cls, settings):
         """Return the coder of a dict of settings, which may have others besides its fields."""
         return cls(**{name: settings[name] for name in cls.list_fields()})
 
@@ -132,20 +132,23 @@ class Coder:
         """Return the coder of a checkpoint.
 
         Args:
-            state: dict, HashTokenizer.state(), which has the parts. One that is no field of the
-                class is ignored: older checkpoints name a hash where there is none.
-            config: model.Config, which has the sizes.
+            state: dict, HashTokenizer.state(). What is no field of the class is ignored: older
+                checkpoints name a hash where there is none.
+            config: model.Config, whose sizes are those of the model.
 
         Raises:
-            ValueError: A part is of an unknown kind, or damaged.
+            ValueError: A field is missing, or a part of an unknown kind, or damaged.
         """
-        settings = vars(config) | state
+        settings = state | vars(config)
         fields = cls.list_fields()
+        for name in fields:
+            if name not in settings:
+                raise ValueError(f"tokenizer: expected {name}, got {', '.join(state)}.")
         if "hash" in fields:
-            settings["hash"] = load_hash(state["hash_name"], state["hash"])
+            settings["hash"] = load_hash(state.get("hash_name"), state["hash"])
         if "bloom_map" in fields:
             settings["bloom_map"] = BloomMap.load(state["bloom_map"])
-        return cls.choose(settings)
+        return cls.from_settings(settings)
 
 
 # A part is made from these flags, and a hash from those of its class too (data/codes.py)

@@ -133,7 +133,7 @@ def load_tokenizer(state, config, corpus):
     pieces = None if corpus.subwords is None else corpus.subwords.json
     # a hashed tokenizer has no list of words, so any corpus fits; a fixed one must be its beginning
     words = corpus.words[:len(tokenizer.words)]
-    if state["subwords"] != pieces or tokenizer.words != words:
+    if tokenizer.splitter.json != pieces or tokenizer.words != words:
         raise InputError("--init_from: requires the pieces and words of its own corpus, got those "
                          "of another --data. Use the same --data, or hashed whole words.")
     return tokenizer

@@ -353,9 +353,9 @@ SPLITS = {"regex": Words, "space": SpacedWords, **SUBWORDS, "items": ItemNames}
 
 def load_splitter(state):
     """Return the splitter of a state(). A ValueError says what is damaged."""
-    split = state["split"]
+    split = state.get("split")
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {[*SPLITS]}, got {split!r}.")
     if split in SUBWORDS:
-        return SUBWORDS[split](state["subwords"])
+        return SUBWORDS[split](state.get("subwords"))
     return SPLITS[split]()

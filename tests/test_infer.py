@@ -486,8 +486,8 @@ def test_embed_is_the_mean_of_the_outputs(untrained):
     p = untrained["detect"]
     vector = p.embed("the cat")
     ids = torch.from_numpy(p.read("the cat").ids).long()  # (L,)
-    [outputs] = p.model.encode(ids.unsqueeze(0))
-    np.testing.assert_allclose(vector, outputs.mean(0), atol=1e-6)
+    [outputs] = p.model.encode(ids.unsqueeze(0))  # (L, 1, d)
+    np.testing.assert_allclose(vector, outputs.mean((0, 1)), atol=1e-6)
     assert vector.dtype == np.float32
     assert not p.embed([]).size
 

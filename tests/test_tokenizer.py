@@ -252,7 +252,7 @@ def test_state_of_a_sketch_has_no_hash(hash_name):
     """Older checkpoints have the name of a hash where there is none, as models/names.pt."""
     tokenizer = make_tokenizer(SKETCH, key="k")
     state = tokenizer.state()
-    assert state["hash_name"] is None
+    assert "hash_name" not in state
     loaded = HashTokenizer.load(state | dict(hash_name=hash_name), SKETCH)
     assert loaded.coder == tokenizer.coder
 
@@ -300,7 +300,8 @@ def test_silently_wrong_arguments_are_refused(call, message):
     (BITS, dict(split="item"), "^split: expected one of .*, got 'item'"),
     (BITS, dict(split="bpe", subwords='{"model":'), "^pieces of BPE: could not be read"),
     (BITS, dict(split="bpe"), "^pieces of BPE: could not be read"),
-    (DIGEST, dict(bloom_map=dict(n_items=23)), "^Bloom map: expected .*, got n_items"),
+    (DIGEST, dict(vocabulary=[], bloom_map=dict(n_items=23)),
+     "^Bloom map: expected .*, got n_items"),
 ])
 def test_damaged_state_is_refused(config, changes, message):
     state = make_tokenizer(BITS, hash=MD5()).state()
@@ -308,12 +309,27 @@ def test_damaged_state_is_refused(config, changes, message):
         HashTokenizer.load(state | changes, config)
 
 
-@pytest.mark.parametrize("name", make_tokenizer(BITS, hash=MD5()).state())
-def test_state_without_a_part_is_refused(name):
+@pytest.mark.parametrize("name, message", [
+    ("split", "split: expected one of .*, got None"),
+    ("hash_name", "hash: expected one of .*, got None"),
+    ("hash", "tokenizer: expected hash, got "),
+    ("hash_seed", "tokenizer: expected hash_seed, got "),
+    ("key", "tokenizer: expected key, got "),
+])
+def test_state_without_a_part_is_refused(name, message):
     state = make_tokenizer(BITS, hash=MD5()).state()
     del state[name]
-    with pytest.raises(ValueError, match=f"^tokenizer: expected {name}, got "):
+    with pytest.raises(ValueError, match=f"^{message}"):
         HashTokenizer.load(state, BITS)
+
+
+def test_state_of_an_older_checkpoint_is_loaded():
+    """It had no sizes, and None for a part that the codes do not have."""
+    state = make_tokenizer(SKETCH, hash_seed=3, key="k").state()
+    old_state = dict(split="regex", subwords=None, hash_seed=3, key="k", hash_name="md5",
+                     hash=dict(key=None), vocabulary=None, bloom_map=None)
+    loaded = HashTokenizer.load(old_state, SKETCH)
+    assert loaded.state() == state
 
 
 # Inputs of a model
