@@ -92,9 +92,11 @@ class Readout:
 
     Args:
         model, tokenizer: model.Model and its HashTokenizer.
-        items, kinds, task: what outputs stand for. A subclass uses one of them:
-            list[str], what a [MASK] may be; dict, label -> name, what a word is judged to be; or
-            dict, what finetune.py says about its task, empty after pretrain.py.
+        items: list[str], what a [MASK] may stand for.
+        kinds: dict, label -> name, what a word may be judged to be.
+        task: dict, what finetune.py says about its task; empty after pretrain.py.
+
+    A subclass reads one of the last three: it says what the numbers of an output stand for.
     """
 
     reads_windows = False  # whether it reads a long text whole, in windows
@@ -481,8 +483,8 @@ class Predictor:
     def neighbors(self, words, k=8):
         """Find the k words that are most similar to a word: (word, cosine). [HF §3.3]
 
-        Seen in training or not, see find_neighbors. A call hashes all of self.words: look up many
-        words at once.
+        The word need not occur in training: see find_neighbors. A call hashes all of self.words,
+        so look up many words at once.
         """
         if not isinstance(words, list):
             return self.neighbors([words], k)[0]

@@ -31,7 +31,7 @@ class Example(NamedTuple):
     num_cut: int  # words or items that were cut off, as they did not fit
     text_ids: tuple = ()  # for each text its token IDs, list of int: all of them
     spans: tuple = ()  # (start, end) of each word of the last text, in characters
-    shown: tuple = ()  # int, the places in `items` of a set's names, not proposed for its [MASK]
+    shown: tuple = ()  # int, where a set's names stand in `items`: not proposed for its [MASK]
 
 
 def read_all(read, rows):
