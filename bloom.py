@@ -133,6 +133,8 @@ class BloomMap(ItemMap):
     def load(cls, state):
         """Return the BloomMap of a state(); ValueError if its digests are not the saved ones."""
         options = dict(state)
+        if set(state) != {"n_items", "alpha", "m", "seed", "check", "orders"}:
+            raise ValueError(f"Bloom map: expected what state returns, got {', '.join(state)}.")
         check = options.pop("check")
         if options["orders"] is not None:
             options["orders"] = [np.frombuffer(order, np.int32) for order in options["orders"]]
