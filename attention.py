@@ -290,11 +290,10 @@ def choose_impl(q, n, pairs):
     max_dense = MAX_DENSE_GPU if q.is_cuda else MAX_DENSE
     if L <= max_dense or B == 0:  # little to save; an empty batch has no buckets
         return "dense"
-    for name in ("attention_fast", "attention_flex"):
-        if importlib.util.find_spec(name) is None:
-            warnings.warn(f"LSH attention: found no {name}.py beside attention.py. The result is "
-                          "right, but takes the time and memory of all pairs.")
-            return "dense"
+    if importlib.util.find_spec("attention_fast") is None:
+        warnings.warn("LSH attention: found no attention_fast.py beside attention.py. The result "
+                      "is right, but takes the time and memory of all pairs.")
+        return "dense"
     is_half = q.dtype in (torch.bfloat16, torch.float16)  # in float32 FlexAttention is slower
     if q.is_cuda and is_half and e >= MIN_FLEX_HEAD and has_compiler():
         return "flex"
@@ -382,7 +381,7 @@ class SelfAttention(nn.Module):
         return self.out(a)
 
 
-# How often vectors collide, and what the keys outside weigh
+# How often vectors collide
 
 
 def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
@@ -403,25 +402,6 @@ def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
     p = (1 - angle / math.pi) ** num_hyperplanes
     P = p + (1 - p) / num_buckets
     return 1 - (1 - P) ** num_functions
-
-
-def outside_share(q, k, hq, hk):
-    """Return the share of each query's weight that keys outside have, (B, H, L), if fill="zero".
-
-    With c keys outside it is c / (c + Σ exp(score)), the sum over the keys inside. Random vectors
-    collide with a probability P of about 1 / 2^r. So c and the sum both grow with L, and the share
-    hardly depends on it. It is smaller where queries and keys are similar. For random vectors, e 64
-    and 256 buckets:
-
-        r hyperplanes                                            1       2       4       8
-        share of the keys outside (bench/shares.py)             36 %    60 %    86 %    98 %
-        queries without a key inside, (1 - P)^L, for L = 128     0 %     0 %     0 %    37 %
-    """
-    e = q.shape[-1]
-    is_outside = ~collisions(hq, hk)  # (B, H, L, L)
-    scores = q @ k.transpose(-2, -1) / math.sqrt(e)
-    weights = scores.masked_fill(is_outside, 0.0).softmax(-1)
-    return (weights * is_outside).sum(-1)
 
 
 # Checks and helpers

@@ -270,18 +270,22 @@ class Tables:
     """
 
     def __init__(self, q, k, v, extra_score):
-        self.num_rows = k[..., 0].numel()  # N
-        self.head_size = k.shape[3]  # e
-        more = 1  # columns
-        if q.is_cuda:  # there PyTorch's kernel wants a multiple of 4: more zeros
-            more = 4
-        query = torch.cat([q / math.sqrt(self.head_size), extra_score], 3)  # (B, H, L, e + 1)
-        self.q = F.pad(query.flatten(0, 2), (0, more - 1, 0, 1))  # (N + 1, width)
-        self.k = F.pad(k.flatten(0, 2), (0, more, 0, 2))  # (N + 2, width)
-        self.v = F.pad(v.flatten(0, 2), (0, more, 0, 2))
+        e = q.shape[3]
+        num_zeros = 0
+        if q.is_cuda:  # more columns of zeros: there PyTorch's kernel wants a multiple of 4
+            num_zeros = 3
+        q = torch.cat([q / math.sqrt(e), extra_score], 3)  # (B, H, L, e + 1)
+        q = q.flatten(0, 2)  # (N, e + 1)
+        k = k.flatten(0, 2)  # (N, e)
+        v = v.flatten(0, 2)
+        self.q = F.pad(q, (0, num_zeros, 0, 1))  # (N + 1, width)
+        self.k = F.pad(k, (0, 1 + num_zeros, 0, 2))  # (N + 2, width)
+        self.v = F.pad(v, (0, 1 + num_zeros, 0, 2))
         with torch.no_grad():  # a constant; else autograd would copy the gradient of each table
-            self.k[-1, self.head_size] = 1
-            self.v[-1, self.head_size] = 1
+            self.k[-1, e] = 1
+            self.v[-1, e] = 1
+        self.num_rows = len(q)  # N
+        self.head_size = e
 
     def attend(self, rows_q, rows_k):
         """Return what each query reads in its cell, (N, e), and the extra key's weight, (N, 1).
@@ -290,7 +294,9 @@ class Tables:
             rows_q, rows_k: from group_cells.
         """
         N = self.num_rows
-        rows_k = [F.pad(rows, (0, 1), value=N + 1) for rows in rows_k]  # the last key of a cell
+        e = self.head_size
+        # the last key of each cell is the extra key
+        rows_k = [F.pad(rows, (0, 1), value=N + 1) for rows in rows_k]
         q_groups = gather_groups(self.q, rows_q)
         k_groups = gather_groups(self.k, rows_k)
         v_groups = gather_groups(self.v, rows_k)
@@ -302,8 +308,8 @@ class Tables:
 
         # Put the queries back in order. The padding of all groups writes to row N, which is cut off
         rows = torch.cat([group.flatten() for group in rows_q])
-        out = torch.zeros_like(self.q).index_copy_(0, rows, torch.cat(outputs))
-        e = self.head_size
+        out = torch.zeros_like(self.q)  # (N + 1, width)
+        out.index_copy_(0, rows, torch.cat(outputs))
         return out[:N, :e], out[:N, e:e + 1]
 
 

@@ -106,7 +106,10 @@ class InputEmbedding(nn.Module):
         x = self.embed_words(ids, codes)
         if not self.embedding.is_stacked:
             x = x.unsqueeze(2)  # (B, L, m, d), m = 1
-        x = x + self.embed_types(ids)
+        types = self.types.weight[0]  # (d,)
+        if c.order and c.types > 1:
+            types = self.types(self.find_second_text(ids)).unsqueeze(2)  # (B, L, 1, d)
+        x = x + types
         if c.order:
             positions = self.positions.weight[c.spare_positions:][:L].unsqueeze(1)  # (L, 1, d)
             m = x.shape[2]
@@ -119,12 +122,6 @@ class InputEmbedding(nn.Module):
         if self.specials is not None:
             x = self.specials(x, ids)
         return x
-
-    def embed_types(self, ids):
-        """Return the type vector of all positions, (d,), or of each, (B, L, 1, d)."""
-        if not self.config.order or self.config.types == 1:
-            return self.types.weight[0]
-        return self.types(self.find_second_text(ids)).unsqueeze(2)
 
     def find_second_text(self, ids):
         """Return 0 for the first text and 1 for the second, int64 (B, L).
@@ -225,6 +222,7 @@ class Model(nn.Module):
         # cannot send int16. So `.to` does not move it
         self.codes = None
 
+        # Initial weights, once all parts are made: deviation 1
         wide_std = INIT_STD * math.sqrt(BERT_WIDTH / config.width)
         self.inputs.init_weights()
         init_matrices(self.layers, wide_std)
@@ -344,26 +342,23 @@ def load_model(checkpoint):
     return model.float().eval()  # those in models/ have half precision
 
 
-# Names of weights in older checkpoints, by how they begin
+# How names of weights begin in older checkpoints, and today. The first that fits is taken
 OLD_NAMES = {
-    "embedding.": "inputs.embedding.",
-    "specials.": "inputs.specials.",
-    "positions.": "inputs.positions.",
-    "types.": "inputs.types.",
-    "norm.": "inputs.norm.",
-    "head.weight": "head.linear.weight",
-    "head.bias": "head.linear.bias",
     "head.1.": "head.dense.",
     "head.4.": "head.out.",
+    "head.": "head.linear.",
+    "": "inputs.",
 }
 
 
 def rename_weights(weights, names):
-    """Return weights with today's names. Those that are in `names` are of today.
+    """Return weights by today's names.
+
+        norm.weight -> inputs.norm.weight        head.4.bias -> head.out.bias
 
     Args:
         weights: dict, name -> tensor, of a checkpoint.
-        names: the names of a model's weights.
+        names: those of the model, which are not changed.
     """
     renamed = {}
     for name, weight in weights.items():
@@ -404,18 +399,3 @@ def count_parameters(model):
     counts["total"] = sum(counts.values())
     counts["poep"] = counts["embedding"] / counts["total"]
     return counts
-
-
-def count_operations(model):
-    """Return the operations of a training step for each word of a full sequence.
-
-    Each layer costs 6 operations per weight of its matrices, 2 forward and 4 backward, and 12·d per
-    attended position (Chowdhery et al. 2022, PaLM, appendix B). A multiplication with its addition
-    counts as two. The embedding, the head, and the pairs of LSH attention are not counted. An item
-    has m positions, and each of them attends to m · length.
-    """
-    c = model.config
-    m = c.hashes if model.inputs.embedding.is_stacked else 1
-    weights = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
-    attended = m * c.length if c.attn == "full" else 0  # positions
-    return m * (6 * weights + 12 * c.layers * c.width * attended)

@@ -36,7 +36,6 @@ import infer
 import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
-from attention import outside_share
 from bloom import BloomMap, ItemMap, beam_search, exhaustive
 from coherent import coherent_map, popularity_prior
 from data.corpus import Corpus, prepare
@@ -573,7 +572,6 @@ def test_lsh_attention_in_three_numbers(impl):
         blocks   bucket by bucket         weights e^(ln 3), e^(ln 2)    (3·1 + 2·2.5)     / 5 = 1.6
 
     blocks has one extra key for the two keys outside: its score is ln 2, its value their mean, 2.5.
-    The share of the keys outside is 2/5.
     """
     q = column(math.log(3), 0, 0)
     k = column(1.0, 1, 1)
@@ -582,8 +580,6 @@ def test_lsh_attention_in_three_numbers(impl):
     hk = column(0, 1, 2).mT
     out = lsh_attention(q, k, v, hq, hk, impl=impl)
     assert out[0, 0, 0].item() == pytest.approx(1.6)
-    share = outside_share(q, k, hq, hk)  # (B, H, L)
-    assert share[0, 0, 0].item() == pytest.approx(2 / 5)
 
 
 def attend_in_loops(q, k, v, hq, hk):

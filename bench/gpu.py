@@ -21,8 +21,8 @@ import torch
 
 import pretrain
 from bench import attention, harness, training
-from model import PRESETS, count_operations
-from support.log import measure_gpu
+from model import PRESETS
+from support.log import count_operations, measure_gpu
 from support.common import find_device
 from tokenizer import FIRST_WORD_ID
 

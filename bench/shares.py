@@ -76,7 +76,7 @@ def measure(q, k, r, generator):
     draw = attention.draw_hyperplanes(H, 1, r, e, NUM_BUCKETS, generator)
     hq = attention.simhash(q, *draw, NUM_BUCKETS)
     hk = attention.simhash(k, *draw, NUM_BUCKETS)
-    inside = 1 - attention.outside_share(q, k, hq, hk)  # (B, H, L)
+    inside = 1 - outside_share(q, k, hq, hk)  # (B, H, L)
     is_empty = ~attention.collisions(hq, hk).any(-1)
     return dict(inside=100 * inside.mean().item(), empty=100 * is_empty.float().mean().item())
 
@@ -91,6 +91,25 @@ def make_row(name, r, L, head_size, measured):
         row |= {key: statistics.mean(values), f"{key}_std": statistics.stdev(values),
                 f"{key}_all": values}
     return row
+
+
+def outside_share(q, k, hq, hk):
+    """Return the share of each query's weight that keys outside have, (B, H, L), if fill="zero".
+
+    With c keys outside it is c / (c + Σ exp(score)), the sum over the keys inside. Random vectors
+    collide with a probability P of about 1 / 2^r. So c and the sum both grow with L, and the share
+    hardly depends on it. It is smaller where queries and keys are similar. For random vectors, e 64
+    and 256 buckets:
+
+        r hyperplanes                                            1       2       4       8
+        share of the keys outside                               36 %    60 %    86 %    98 %
+        queries without a key inside, (1 - P)^L, for L = 128     0 %     0 %     0 %    37 %
+    """
+    e = q.shape[-1]
+    is_outside = ~attention.collisions(hq, hk)  # (B, H, L, L)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(e)
+    weights = scores.masked_fill(is_outside, 0.0).softmax(-1)
+    return (weights * is_outside).sum(-1)
 
 
 def outside_share_law(head_size, num_hyperplanes, num_buckets):

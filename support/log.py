@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from model import count_operations
 from support.common import InputError
 from support.reports import describe_progress, describe_result
 
@@ -116,3 +115,18 @@ def measure_gpu(operations_per_s, dtype):
     if peak is not None and dtype == "bfloat16":
         numbers["mfu"] = tflops / peak
     return numbers
+
+
+def count_operations(model):
+    """Return the operations of a training step for each word of a full sequence.
+
+    Each layer costs 6 operations per weight of its matrices, 2 forward and 4 backward, and 12·d per
+    attended position (Chowdhery et al. 2022, PaLM, appendix B). A multiplication with its addition
+    counts as two. The embedding, the head, and the pairs of LSH attention are not counted. An item
+    has m positions, and each of them attends to m · length.
+    """
+    c = model.config
+    m = c.hashes if model.inputs.embedding.is_stacked else 1
+    weights = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
+    attended = m * c.length if c.attn == "full" else 0  # positions
+    return m * (6 * weights + 12 * c.layers * c.width * attended)
