@@ -234,9 +234,9 @@ def draw_effects():
     """Draw the differences of README's claims, in units of the paper's difference, or of δ."""
     panels = {  # field of a claim, by which its difference is divided -> title, label of the axis
         "effect": ("In units of the paper's difference",
-                   "0: none, 1: the paper's, left of 0: the control leads"),
+                   "0: none. 1: the paper's. Left: the control leads"),
         "delta": ("In units of δ, the smallest difference that matters",
-                  "0: none, shaded: less than matters, left of 0: the control leads"),
+                  "0: none. Shaded: too small to matter. Left: the control leads"),
     }
     rows = {field: [] for field in panels}
     for paper, listed in read_json(ROOT / "docs/claims.json").items():
@@ -258,9 +258,11 @@ def draw_effects():
                 color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.3")
                 axis.errorbar(difference.mean / unit, y, xerr=abs(difference.limit / unit),
                               fmt="o", color=color, capsize=4)
-                axis.annotate(verdict, (difference.mean / unit, y), (0, 6), ha="center",
+                words = verdict.replace(" at this size", "")
+                axis.annotate(words, (difference.mean / unit, y), (0, 6), ha="center",
                               textcoords="offset points", fontsize=8, color=color)
-                names.append(textwrap.fill(f"{paper}: {claim['front']}", 44))
+                size = f" (δ {unit:.3g})".replace("-", "") if field == "delta" else ""
+                names.append(textwrap.fill(f"{paper}: {claim['front']}{size}", 44))
             axis.axvline(0, color="0.5", linewidth=0.8)
             if field == "delta":
                 axis.axvspan(-1, 1, color="0.9", zorder=0)
