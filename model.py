@@ -383,19 +383,13 @@ def count_parameters(model):
         dict of int: embedding, specials, encoder, positions (with types and their norm), head,
         total; and poep, the share of parameters that embed words, in [0, 1].
     """
-    parts = {
-        "embedding": model.inputs.embedding,
-        "specials": model.inputs.specials,
-        "encoder": model.layers,
-        "positions": model.inputs,
-        "head": model.head,
-    }
-    counts = {}
-    for name, part in parts.items():
-        counts[name] = 0
-        if part is not None:
-            counts[name] = sum(p.numel() for p in part.parameters())
-    counts["positions"] -= counts["embedding"] + counts["specials"]  # the rest of the inputs
+    counts = dict(embedding=0, specials=0, encoder=0, positions=0, head=0)
+    part_of = dict(embedding="embedding", specials="specials", layers="encoder",
+                   positions="positions", types="positions", norm="positions")
+    for name, parameter in model.named_parameters():
+        # CANINE-C has no module of inputs; its other parts count as the head
+        part = part_of.get(name.removeprefix("inputs.").split(".")[0], "head")
+        counts[part] += parameter.numel()
     counts["total"] = sum(counts.values())
     counts["poep"] = counts["embedding"] / counts["total"]
     return counts
