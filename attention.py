@@ -290,10 +290,11 @@ def choose_impl(q, n, pairs):
     max_dense = MAX_DENSE_GPU if q.is_cuda else MAX_DENSE
     if L <= max_dense or B == 0:  # little to save; an empty batch has no buckets
         return "dense"
-    if importlib.util.find_spec("attention_fast") is None:
-        warnings.warn("LSH attention: found no attention_fast.py beside attention.py. The result "
-                      "is right, but takes the time and memory of all pairs.")
-        return "dense"
+    for name in ("attention_fast", "attention_flex"):
+        if importlib.util.find_spec(name) is None:
+            warnings.warn(f"LSH attention: found no {name}.py beside attention.py. The result is "
+                          "right, but takes the time and memory of all pairs.")
+            return "dense"
     is_half = q.dtype in (torch.bfloat16, torch.float16)  # in float32 FlexAttention is slower
     if q.is_cuda and is_half and e >= MIN_FLEX_HEAD and has_compiler():
         return "flex"
