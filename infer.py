@@ -158,11 +158,13 @@ class WordJudge(Readout):
                            the   intact 99.6%   shuffled  0.4%   random  0.0%
         """
         words, spans, probabilities = result
+        labels = list(self.kinds)  # an objective may use some of the head's classes alone
+        best = probabilities[:, labels].argmax(1).tolist()  # a place in labels for each word
         marked = ""
         last = 0  # the first character that is not in `marked` yet
-        for (start, end), kind in zip(spans, probabilities.argmax(1).tolist()):
-            if kind != 0:  # not intact
-                marked += f"{text[last:start]}{{{text[start:end]}:{self.kinds[kind]}}}"
+        for (start, end), place in zip(spans, best):
+            if labels[place] != 0:  # not intact
+                marked += f"{text[last:start]}{{{text[start:end]}:{self.kinds[labels[place]]}}}"
                 last = end
         _, end = spans[-1]
         print(marked + text[last:end])  # what follows was not read

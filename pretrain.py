@@ -215,7 +215,7 @@ def learning_rate(args, step):
     # fall is at least 1 during the warm-up, so that min takes rise
     if args.schedule == "linear":
         fall = (args.steps - step) / max(args.steps - args.warmup, 1)
-    else:
+    elif args.schedule == "rsqrt":
         fall = rise**-0.5
     return args.lr * min(rise, fall)
 

@@ -120,5 +120,5 @@ def test_ctrl_c_ends_a_preparation_and_leaves_no_half_corpus(tmp_path):
     assert process.returncode == 130
     # Python's own thread of the pool may complain about its killed workers after this line
     assert "prepare: Interrupted." in error.splitlines()
-    assert "KeyboardInterrupt" not in error  # the workers leave it to their parent
+    assert "Process-" not in error  # the workers, such as ForkProcess-1, leave it to their parent
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]

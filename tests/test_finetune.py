@@ -225,7 +225,7 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
         if isinstance(model, finetune.BagOfWords):
             return dict(accuracy=0.0), data.targets.tolist()
         sizes.append(data.num_rows)
-        heads.append(model.head[1].weight.clone())
+        heads.append(model.head.dense.weight.clone())
         if len(sizes) <= 4:
             return dict(accuracy=accuracy[len(sizes) - 1]), None
         return dict(accuracy=10.0 * len(sizes)), data.targets.tolist()
@@ -240,7 +240,7 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
     chosen = heads[5]
     assert torch.equal(chosen, heads[1])
     assert row["mean"] == 60
-    assert torch.equal(read_weights(tmp_path)["head.1.weight"], chosen)
+    assert torch.equal(read_weights(tmp_path)["head.dense.weight"], chosen)
 
 
 def test_regression_of_pairs_is_learned(tune, tmp_path):
@@ -308,9 +308,9 @@ def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text(Path(own[1]).read_text().replace("text", "body", 1))  # a column of its own
     tune(tmp_path / "other", *start, "--train", other, "--dev", other, "--text", "body")
-    tuned = read_weights(tmp_path / "tuned")["head.1.weight"]
-    assert torch.equal(read_weights(tmp_path / "same")["head.1.weight"], tuned)
-    assert not torch.equal(read_weights(tmp_path / "other")["head.1.weight"], tuned)
+    tuned = read_weights(tmp_path / "tuned")["head.dense.weight"]
+    assert torch.equal(read_weights(tmp_path / "same")["head.dense.weight"], tuned)
+    assert not torch.equal(read_weights(tmp_path / "other")["head.dense.weight"], tuned)
 
 
 def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
@@ -369,7 +369,7 @@ def test_seeds_and_epochs_differ_and_only_steps_have_dropout(tune, own, tmp_path
         if isinstance(model, Model):
             assert model.training == output.requires_grad
             if model.training:
-                steps.append((str(inputs[0].tolist()), model.head[1].weight.sum().item()))
+                steps.append((str(inputs[0].tolist()), model.head.dense.weight.sum().item()))
 
     with register_module_forward_hook(record):
         tune(tmp_path, *own, *"--seeds 2 --epochs 2 --batch 357".split())
@@ -490,7 +490,8 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     refuse(out, flags, "format was 1 and is 2")  # of an older finetune.py
     (out / "settings.json").write_text(json.dumps(settings))
     checkpoint = load_checkpoint(str(copied))
-    checkpoint["model"]["norm.weight"] += 1  # of a run with the same settings on another device
+    # of a run with the same settings on another device
+    checkpoint["model"]["inputs.norm.weight"] += 1
     torch.save(checkpoint, copied / "ckpt.pt")
     refuse(out, flags, "checkpoint was")
     shutil.copy(sr_run / "ckpt.pt", copied)
