@@ -234,7 +234,7 @@ def draw_effects():
     """Draw the differences of README's claims, in units of the paper's difference, or of δ."""
     panels = {  # field of a claim, by which its difference is divided -> title, label of the axis
         "effect": ("In units of the paper's difference",
-                   "0: none. 1: the paper's. Left: the control leads"),
+                   "0: no difference. 1: the paper's. Left: the control leads"),
         "delta": ("In units of δ, the smallest difference that matters",
                   "0: none. Shaded: too small to matter. Left: the control leads"),
     }
