@@ -365,6 +365,7 @@ def rename_weights(weights, names):
         for old, new in OLD_NAMES.items():
             if name not in names and name.startswith(old):
                 name = new + name.removeprefix(old)
+                break
         renamed[name] = weight
     return renamed
 

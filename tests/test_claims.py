@@ -198,3 +198,19 @@ def test_counts_add_up_to_the_claims():
     for line in text.splitlines():
         total, *counts = [int(number) for number in re.findall(r"\d+", line)]
         assert sum(counts) == total
+
+
+def test_readme_says_what_its_ten_claims_are():
+    rows = []
+    for listed in read_json(ROOT / "docs/claims.json").values():
+        rows += [claim for claim in listed if "front" in claim]
+    kinds = [claims.judge(claim, *claims.read_sides(claim))[0] for claim in rows]
+    text = (ROOT / "README.md").read_text()
+    assert len(rows) == 10
+    assert "The table has ten of them" in text
+    assert "not decided" not in kinds
+    assert "(no row of this table)" in text
+    # those of bench.figures.draw_effects
+    drawn = [claim for claim in rows if "effect" in claim or "delta" in claim]
+    assert len(drawn) == 7
+    assert "the picture shows for seven rows" in text

@@ -214,6 +214,16 @@ def test_detect_reports_what_the_model_says(untrained, monkeypatch):
     assert probabilities.argmax(-1).tolist() == [i % 3 for i in ids]
 
 
+def test_class_that_an_objective_leaves_out_is_never_printed(untrained, monkeypatch, capsys):
+    """The head has three classes, and this objective two kinds of words."""
+    readout = untrained["detect"].readout
+    monkeypatch.setattr(readout, "kinds", {0: "intact", 2: "random"})
+    probabilities = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.5, 0.4]])
+    result = (["a", "cat"], [(0, 1), (2, 5)], probabilities)
+    readout.print_result("a cat", result, 2)
+    assert capsys.readouterr().out.splitlines()[0] == "a {cat:random}"
+
+
 def test_fill_mask_ranks_all_words_and_no_special_token(untrained, monkeypatch):
     """A head that prefers rare words, whose IDs are large."""
     p = untrained["fill"]
