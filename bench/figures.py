@@ -108,13 +108,13 @@ def draw_pipeline():
             cosines = torch.cosine_similarity(vectors[:1], vectors)
             for y in (1, 2):
                 count = (bits[y] != bits[0]).sum()
-                text = f"{count} differ from play\nlaw: {expected[y]:.0f} ± {spread[y]:.0f}"
+                text = f"{count} differ from play\nexpected {expected[y]:.0f} ± {spread[y]:.0f}"
                 left.text(32.3, y, text, va="center", fontsize=8)
                 text = f"cosine with\nplay: {cosines[y]:.2f}"
                 right.text(15.8, y, text, va="center", fontsize=8)
-        axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1.\n"
-                          "Law: 128 · angle / π; ±: of one draw")
-        axes[1].set_title("2. embed by Proj: correlate the bits with\n"
+        axes[0].set_title("1. Hash a word: 128 bits (32 shown), black = 1.\n"
+                          "Expected: by theory, ± standard deviation")
+        axes[1].set_title("2. Embed by Proj: correlate the bits with\n"
                           "16 vectors (here random), dark = high")
 
 
@@ -233,10 +233,10 @@ def draw_attention():
 def draw_effects():
     """Draw the differences of README's claims, in units of the paper's difference, or of δ."""
     panels = {  # field of a claim, by which its difference is divided -> title, label of the axis
-        "effect": ("In units of the paper's difference",
-                   "0: no difference. 1: the paper's. Left: the control leads"),
-        "delta": ("In units of δ, the smallest difference that matters",
-                  "0: none. Shaded: too small to matter. Left: the control leads"),
+        "effect": ("As a multiple of the paper's lead",
+                   "0: neither leads. 1: as in the paper"),
+        "delta": ("As a multiple of δ, the smallest lead that matters",
+                  "0: neither leads. Gray: too small to matter"),
     }
     rows = {field: [] for field in panels}
     for paper, listed in read_json(ROOT / "docs/claims.json").items():
@@ -261,8 +261,10 @@ def draw_effects():
                 words = verdict.replace(" at this size", "")
                 axis.annotate(words, (difference.mean / unit, y), (0, 6), ha="center",
                               textcoords="offset points", fontsize=8, color=color)
-                size = f" (δ {unit:.3g})".replace("-", "") if field == "delta" else ""
-                names.append(textwrap.fill(f"{paper}: {claim['front']}{size}", 44))
+                name = textwrap.fill(f"{paper}: {claim['front']}", 44)
+                if field == "delta":
+                    name += f"\n(δ = {abs(unit):.3g}, {claim['unit'].split(',')[0]})"
+                names.append(name)
             axis.axvline(0, color="0.5", linewidth=0.8)
             if field == "delta":
                 axis.axvspan(-1, 1, color="0.9", zorder=0)
@@ -273,8 +275,8 @@ def draw_effects():
             axis.margins(x=0.15)
             axis.set_xlabel(label)
             axis.set_title(title, fontsize=10)
-        axes[0].figure.suptitle("The claim's lead over its control, with its 95 % interval",
-                                fontsize=10)
+        axes[0].figure.suptitle("How far the claimed side leads its control, with 95 % intervals. "
+                                "Below 0 the control leads", fontsize=10)
 
 
 # Tables
