@@ -351,8 +351,8 @@ def read_cell(cell, claim):
     if value["std"] is not None:
         assert value["seeds"] > 0, f"results/{file}.json does not say how many seeds it has"
         for other in table:
-            if other.get(f"{key}_std") is not None:
-                runs = count_runs(other, key)
+            runs = count_runs(other, key)  # 0 of a control whose runs were not kept
+            if other.get(f"{key}_std") is not None and runs > 1:
                 value["spread"][file, other["name"]] = (other[f"{key}_std"], runs)
     if "n" in claim and value["rows"] is None:
         whole = claim.get("whole", 100)
@@ -394,11 +394,13 @@ def name_cell(claim, side):
 
 
 def write_number(value):
-    """Return "mean ± std" of a value of read_cell, or its mean alone, with three digits."""
+    """Return "mean ± std" of a value of read_cell, or its mean alone, with about three digits."""
     mean = value["mean"]
     if isinstance(mean, int):  # exact, a number of docs/claims.json
         return str(mean)
-    if abs(mean) < 1:
+    if abs(mean) < 0.01:
+        form = ".4f"
+    elif abs(mean) < 1:
         form = ".3f"
     elif abs(mean) < 10:
         form = ".2f"

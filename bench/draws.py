@@ -35,16 +35,16 @@ CONTROLS = {  # what a variant's name has -> the context in which it was trained
 SETTINGS = ("seed", "hash_seed", "key", "steps", "corpus")  # of a run, kept beside its rows
 
 LOSSES = """
-    variant                 | name  | s
-    loss                    | loss  | .4f ±
-    runs, a hash draw each  | seeds | ,
-    held-out windows        | n     | ,
+    variant          | name  | s
+    loss             | loss  | .4f ±
+    runs             | seeds | ,
+    held-out windows | n     | ,
 """
 RECALL = """
-    variant                 | name   | s
-    rec@1, %                | recall | .2f ±
-    runs, a hash draw each  | seeds  | ,
-    held-out sets           | n      | ,
+    variant       | name   | s
+    rec@1, %      | recall | .2f ±
+    runs          | seeds  | ,
+    held-out sets | n      | ,
 """
 
 

@@ -93,7 +93,7 @@ def draw_pipeline():
     angles, deviations = measure_angle_law(words, counts)
     kinds = {  # a row of the figure: title, bits, law and its deviation for each word
         "MD5 of the whole word": (md5_bits(words), [0, 64, 64], [0, 32**0.5, 32**0.5]),
-        "LSH of n-grams,\nof play: p l a y pl\nla ay pla lay play": (
+        "LSH of n-grams:\np l a y pl la ay\npla lay play": (
             NgramLSH.fit(counts).bits(words, 128), angles, deviations),
     }
     with new_figure("pipeline", (9.4, 3.8), 2, 2) as axes:
@@ -108,14 +108,14 @@ def draw_pipeline():
             cosines = torch.cosine_similarity(vectors[:1], vectors)
             for y in (1, 2):
                 count = (bits[y] != bits[0]).sum()
-                text = f"{count} differ from play\nexpected {expected[y]:.0f} ± {spread[y]:.0f}"
+                text = (f"{count} of 128 differ\nfrom play\n"
+                        f"(theory: {expected[y]:.0f} ± {spread[y]:.0f})")
                 left.text(32.3, y, text, va="center", fontsize=8)
-                text = f"cosine with\nplay: {cosines[y]:.2f}"
+                text = f"cosine with\nplay: {cosines[y]:.2f}\n(chance: ± 0.25)"
                 right.text(15.8, y, text, va="center", fontsize=8)
-        axes[0].set_title("1. Hash a word: 128 bits (32 shown), black = 1.\n"
-                          "Expected: by theory, ± standard deviation")
-        axes[1].set_title("2. Embed by Proj: correlate the bits with\n"
-                          "16 vectors (here random), dark = high")
+        axes[0].set_title("1. Hash a word: 128 bits, the first 32 shown; black = 1")
+        axes[1].set_title("2. Proj: correlate the bits with 16 vectors\n"
+                          "(random here); white is lowest, black highest")
 
 
 def measure_angle_law(words, counts):
@@ -232,11 +232,9 @@ def draw_attention():
 
 def draw_effects():
     """Draw the differences of README's claims, in units of the paper's difference, or of δ."""
-    panels = {  # field of a claim, by which its difference is divided -> title, label of the axis
-        "effect": ("As a multiple of the paper's lead",
-                   "0: neither leads. 1: as in the paper"),
-        "delta": ("As a multiple of δ, the smallest lead that matters",
-                  "0: neither leads. Gray: too small to matter"),
+    panels = {  # field of a claim, by which its difference is divided -> label of the axis
+        "effect": "the lead, divided by the paper's lead (dashed)",
+        "delta": "the lead, divided by δ, the smallest that matters (shaded: less than it)",
     }
     rows = {field: [] for field in panels}
     for paper, listed in read_json(ROOT / "docs/claims.json").items():
@@ -244,9 +242,9 @@ def draw_effects():
             for field in panels:
                 if "front" in claim and field in claim:
                     rows[field].append((paper, claim))
-    height = 1.5 + 0.55 * max(map(len, rows.values()))
-    with new_figure("effects", (14, height), columns=2) as axes:
-        for axis, (field, (title, label)) in zip(axes, panels.items()):
+    height = 1.5 + 0.7 * sum(map(len, rows.values()))
+    with new_figure("effects", (9.5, height), rows=2) as axes:
+        for axis, (field, label) in zip(axes, panels.items()):
             names = []
             for y, (paper, claim) in enumerate(rows[field]):
                 here, control = claims.read_sides(claim)
@@ -258,23 +256,21 @@ def draw_effects():
                 color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.3")
                 axis.errorbar(difference.mean / unit, y, xerr=abs(difference.limit / unit),
                               fmt="o", color=color, capsize=4)
-                words = verdict.replace(" at this size", "")
+                words = f"{difference.mean / unit:.2f}: {verdict}".replace(" at this size", "")
                 axis.annotate(words, (difference.mean / unit, y), (0, 6), ha="center",
                               textcoords="offset points", fontsize=8, color=color)
-                name = textwrap.fill(f"{paper}: {claim['front']}", 44)
-                if field == "delta":
-                    name += f"\n(δ = {abs(unit):.3g}, {claim['unit'].split(',')[0]})"
-                names.append(name)
+                name = textwrap.fill(f"{paper}: {claim['front']}", 56)
+                symbol = "δ" if field == "delta" else "the paper's lead"
+                names.append(f"{name}\n({symbol}: {abs(unit):.3g}, {claim['unit']})")
             axis.axvline(0, color="0.5", linewidth=0.8)
             if field == "delta":
-                axis.axvspan(-1, 1, color="0.9", zorder=0)
+                axis.axvspan(-1, 1, color="lightyellow", zorder=0)
             else:
                 axis.axvline(1, color="0.5", linewidth=0.8, linestyle="--")
             axis.set_yticks(range(len(names)), names, fontsize=8)
             axis.set_ylim(len(names) - 0.5, -0.7)
             axis.margins(x=0.15)
             axis.set_xlabel(label)
-            axis.set_title(title, fontsize=10)
         axes[0].figure.suptitle("How far the claimed side leads its control, with 95 % intervals. "
                                 "Below 0 the control leads", fontsize=10)
 

@@ -263,6 +263,10 @@ def proj_unbiased_std(bits, weight):
     return (w * x).mean(-1)
 
 
+def proj_length_of_raw(bits, weight):
+    return (center(weight) / weight.norm(dim=-1, keepdim=True)) @ (center(bits) / bits.norm())
+
+
 def proj_divided_by_zero(bits, weight):
     x = center(bits)
     return standardize(weight) @ (x / x.norm())
@@ -280,6 +284,8 @@ PROJ_HINTS = {
     proj_without_lengths: "The product is not divided by the two lengths.",
     proj_unbiased_std: "torch.std divides by T - 1, and the mean of products by T. Divide the "
                        "product by the two lengths, or use std(correction=0).",
+    proj_length_of_raw: "The lengths are taken before the means are subtracted. Take those of what "
+                        "is left.",
     proj_divided_by_zero: "Where all bits are equal, their length is 0, and you divide by it. The "
                           "vector of such a word is 0.",
 }
@@ -350,6 +356,12 @@ def labels_of_changes_alone(ids, inputs, is_shuffled, is_random):
     return labels
 
 
+def labels_exchanged(ids, inputs, is_shuffled, is_random):
+    labels = labels_of_choice(ids, inputs, is_random, is_shuffled)
+    labels[(inputs == ids) & (ids >= FIRST_WORD_ID)] = 0
+    return labels
+
+
 LABELS_HINTS = {
     labels_of_choice: "A word that was chosen and did not change has the label 0: a label says "
                       "what changed, not what was chosen.",
@@ -358,6 +370,7 @@ LABELS_HINTS = {
     labels_random_unchanged: "The label is 2 where a random word equals the one that it replaces: "
                              "the label is 0.",
     labels_of_specials: "Special tokens are scored. Their label is -100, where ids are below 5.",
+    labels_exchanged: "Labels 1 and 2 are exchanged: 1 is shuffled, 2 is random.",
     labels_of_changes_alone: "Words that did not change are left out. They are scored too, with "
                              "the label 0.",
 }
@@ -444,6 +457,11 @@ def certificate_in_every_beam(logp, digest, beam):
     return certify(logp, digest, is_scored, beam - 1), is_scored.sum()
 
 
+def certificate_of_mixed_maps(logp, digest, beam):
+    is_scored = torch.isin(digest, logp.topk(beam, 1).indices).any(1)
+    return certify(logp, digest, is_scored, beam - 1), is_scored.sum()
+
+
 def certificate_counted_twice(logp, digest, beam):
     num_beams = count_beams(logp, digest, beam)
     return certify(logp, digest, num_beams, beam - 1), num_beams.sum()
@@ -458,6 +476,8 @@ CERTIFICATE_HINTS = {
                              "more. Use >= in place of >.",
     certificate_of_all_items: "All items are scored. Score those that have a bucket in a beam.",
     certificate_in_every_beam: "Only items with both buckets in a beam are scored. One is enough.",
+    certificate_of_mixed_maps: "A bucket of one map is looked up in the beams of both. Compare "
+                               "column j of digest with the beam of map j alone.",
     certificate_counted_twice: "An item that is in two beams is counted twice.",
 }
 
@@ -595,6 +615,15 @@ def loss_one_softmax(logits, buckets):
     return F.cross_entropy(logits.flatten().expand(k, -1), columns)
 
 
+def loss_over_hashes(logits, buckets):
+    logp = logits.log_softmax(0)
+    return -logp.gather(1, buckets.unsqueeze(1)).mean()
+
+
+def loss_of_logits(logits, buckets):
+    return -logits.gather(1, buckets.unsqueeze(1)).mean()
+
+
 def loss_without_minus(logits, buckets):
     return -losses_of(logits, buckets).mean()
 
@@ -605,6 +634,9 @@ LOSS_HINTS = {
                               "each first, then the mean.",
     loss_one_softmax: "This is one softmax over all k · R numbers, as Superbloom has. Here each "
                       "hash function has a softmax of its own.",
+    loss_over_hashes: "The softmax runs over the k hash functions. Each function has a softmax over "
+                      "its R buckets: dimension 1.",
+    loss_of_logits: "These are logits. The loss needs their logarithmic softmax, over R.",
     loss_without_minus: "The sign is missing: the loss is minus the logarithm.",
 }
 

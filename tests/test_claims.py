@@ -99,6 +99,13 @@ def test_deviation_is_pooled_over_the_variants_of_a_table():
     assert difference.limit == pytest.approx(claims.find_quantile(freedom) * error)
 
 
+def test_variant_without_a_number_of_runs_is_not_pooled():
+    """The bag of words in controls.json has a deviation, but its runs were not kept."""
+    here = claims.read_cell(["controls", "proj, lsh", "average"], {})
+    assert ("controls", "bag of words, as emb 1K, md5") not in here["spread"]
+    assert all(runs > 1 for _, runs in here["spread"].values())
+
+
 def test_variants_of_one_task_are_pooled_alone():
     claim = dict(here=["glue", "proj, lsh", "eval_loss"], among="proj",
                  control=["glue", "proj, md5", "eval_loss"])
