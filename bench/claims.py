@@ -56,12 +56,12 @@ COLUMNS = """
     script           | script  | s
 """
 FRONT = """
-    paper       | of_paper    | s
-    claim       | front       | s
-    measured    | unit        | s
-    here        | own_bar     | s
-    control     | control_bar | s
-    holds here? | link        | s
+    paper          | of_paper    | s
+    claim          | front       | s
+    measured       | unit        | s
+    claimed better | own_bar     | s
+    its rival      | control_bar | s
+    holds here?    | link        | s
 """
 
 

@@ -46,6 +46,7 @@ def main(argv=None):
         draw_buckets()
         draw_attention()
         draw_effects()
+        draw_new_results()
 
 
 def build_parser():
@@ -93,7 +94,7 @@ def draw_pipeline():
     angles, deviations = measure_angle_law(words, counts)
     kinds = {  # a row of the figure: title, bits, law and its deviation for each word
         "MD5 of the whole word": (md5_bits(words), [0, 64, 64], [0, 32**0.5, 32**0.5]),
-        "LSH of n-grams:\np l a y pl la ay\npla lay play": (
+        "LSH of n-grams\n(play: p l a y pl\nla ay pla lay play)": (
             NgramLSH.fit(counts).bits(words, 128), angles, deviations),
     }
     with new_figure("pipeline", (9.4, 3.8), 2, 2) as axes:
@@ -113,9 +114,10 @@ def draw_pipeline():
                 left.text(32.3, y, text, va="center", fontsize=8)
                 text = f"cosine with\nplay: {cosines[y]:.2f}\n(chance: ± 0.25)"
                 right.text(15.8, y, text, va="center", fontsize=8)
-        axes[0].set_title("1. Hash a word: 128 bits, the first 32 shown; black = 1")
+        axes[0].set_title("1. Hash a word: 128 bits, the first 32 shown; black = 1.\n"
+                          "Theory: by shared n-grams, ± one standard deviation")
         axes[1].set_title("2. Proj: correlate the bits with 16 vectors\n"
-                          "(random here); white is lowest, black highest")
+                          "(random here); gray: from a panel's lowest to its highest")
 
 
 def measure_angle_law(words, counts):
@@ -231,48 +233,89 @@ def draw_attention():
 
 
 def draw_effects():
-    """Draw the differences of README's claims, in units of the paper's difference, or of δ."""
-    panels = {  # field of a claim, by which its difference is divided -> label of the axis
-        "effect": "the lead, divided by the paper's lead (dashed)",
-        "delta": "the lead, divided by δ, the smallest that matters (shaded: less than it)",
-    }
-    rows = {field: [] for field in panels}
+    """Draw the leads of README's claims in % of their rivals, beside those of the papers."""
+    rows = []
     for paper, listed in read_json(ROOT / "docs/claims.json").items():
         for claim in listed:
-            for field in panels:
-                if "front" in claim and field in claim:
-                    rows[field].append((paper, claim))
-    height = 1.5 + 0.7 * sum(map(len, rows.values()))
-    with new_figure("effects", (9.5, height), rows=2) as axes:
-        for axis, (field, label) in zip(axes, panels.items()):
-            names = []
-            for y, (paper, claim) in enumerate(rows[field]):
-                here, control = claims.read_sides(claim)
-                difference = claims.compare(claim, here, control)
-                _, verdict = claims.judge(claim, here, control)
-                unit = claim[field]
-                if field == "delta" and claim.get("rule") == "lower":
-                    unit = -unit  # the claimed side is on the right
-                color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.3")
-                axis.errorbar(difference.mean / unit, y, xerr=abs(difference.limit / unit),
-                              fmt="o", color=color, capsize=4)
-                words = f"{difference.mean / unit:.2f}: {verdict}".replace(" at this size", "")
-                axis.annotate(words, (difference.mean / unit, y), (0, 6), ha="center",
-                              textcoords="offset points", fontsize=8, color=color)
-                name = textwrap.fill(f"{paper}: {claim['front']}", 56)
-                symbol = "δ" if field == "delta" else "the paper's lead"
-                names.append(f"{name}\n({symbol}: {abs(unit):.3g}, {claim['unit']})")
-            axis.axvline(0, color="0.5", linewidth=0.8)
-            if field == "delta":
-                axis.axvspan(-1, 1, color="lightyellow", zorder=0)
-            else:
-                axis.axvline(1, color="0.5", linewidth=0.8, linestyle="--")
-            axis.set_yticks(range(len(names)), names, fontsize=8)
-            axis.set_ylim(len(names) - 0.5, -0.7)
-            axis.margins(x=0.15)
-            axis.set_xlabel(label)
-        axes[0].figure.suptitle("How far the claimed side leads its control, with 95 % intervals. "
-                                "Below 0 the control leads", fontsize=10)
+            if "front" in claim and claim.get("rule") != "at least":  # a speed has no interval
+                rows.append((paper, claim))
+    names = []
+    with new_figure("effects", (9.5, 0.8 + 0.52 * len(rows))) as [axis]:
+        for y, (paper, claim) in enumerate(rows):
+            here, control = claims.read_sides(claim)
+            lead = claims.compare(claim, here, control)
+            unit = control["mean"] / 100
+            if claim.get("rule") == "lower":
+                unit = -unit  # the claimed side is on the right
+            _, verdict = claims.judge(claim, here, control)
+            color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.4")
+            axis.errorbar(lead.mean / unit, y, xerr=abs(lead.limit / unit), fmt="o", color=color,
+                          capsize=4)
+            words = f"{lead.mean / unit:+.0f} %, {verdict}".replace(" at this size", "")
+            axis.annotate(words, (lead.mean / unit, y), (0, 7), ha="center", fontsize=8,
+                          textcoords="offset points", color=color)
+            if "effect" in claim:  # the paper has a number of the same measure
+                theirs, rival = map(float, re.findall(r"[\d.]+", claim["paper"])[:2])
+                axis.plot(100 * abs(theirs / rival - 1), y, "D", color="black", fillstyle="none")
+            own, other = claim["bars"]
+            measured = claim["unit"].replace(" (lower is better)", "")
+            names.append(textwrap.fill(f"{paper}: {own} over {other}, {measured}", 56))
+        axis.plot([], [], "D", color="black", fillstyle="none", label="the paper's lead")
+        axis.axvline(0, color="0.5", linewidth=0.8)
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set_ylim(len(names) - 0.5, -0.8)
+        axis.set_xlabel("lead of the claimed side, in % of its rival; left of 0 the rival leads")
+        axis.legend(loc="lower right", fontsize=8)
+
+
+def draw_new_results():
+    """Draw the three results of docs/claims.md that are ours."""
+    with new_figure("new-results", (11, 3.6), columns=3) as (left, middle, right):
+        # 1. Symmetric and plain scores: a dot is a run
+        runs = {row["name"]: row["loss_all"] for row in read_rows("scores")}
+        names = ["dense", "lsh", "random"]
+        for suffix, color in ("", "tab:orange"), ("-symmetric", "tab:blue"):
+            label = "symmetric scores" if suffix else "plain scores"
+            for x, name in enumerate(names):
+                losses = runs.get(name + suffix, [])
+                left.scatter([x] * len(losses), losses, color=color, label=label)
+                label = None  # one entry of the legend
+        left.set_xticks(range(3), ["all pairs", "LSH, r 2", "as many\nrandom pairs"], fontsize=8)
+        left.set(title="masked-word loss; a dot is a run", xlim=(-0.5, 2.5))
+        left.legend(fontsize=8)
+
+        # 2. The weight inside a bucket
+        rows = read_rows("shares")
+        for kind, style in ("random vectors", "o"), ("english-detect", "x"):
+            chosen = [row for row in rows if row["name"].startswith(kind)]
+            middle.semilogy([row["r"] for row in chosen], [row["inside"] for row in chosen], style,
+                            label=kind.replace("detect", "detect, a layer each"), fillstyle="none")
+        law = {row["r"]: row["law"] for row in rows}
+        middle.semilogy(law.keys(), law.values(), "-", color="0.5", label="law of random vectors")
+        middle.set_xticks(list(law), list(law))
+        middle.set_yticks([2, 5, 10, 20, 50, 100], [2, 5, 10, 20, 50, 100])
+        middle.minorticks_off()
+        middle.set(title="% of a query's weight in its bucket", xlabel="hyperplanes r")
+        middle.legend(fontsize=8)
+
+        # 3. Misspelled words: 30 topics
+        kept = {row["name"]: row for row in read_rows("misspell-linear")}
+        for x, columns in enumerate(("128", "1,024")):
+            for i, features in enumerate(("MD5 bits", "LSH bits", "n-grams")):
+                row = kept[f"{features}, {columns}, articles"]
+                right.bar(x + 0.27 * (i - 1), row["kept"], 0.25, yerr=row["kept_std"], capsize=3,
+                          color=("tab:orange", "tab:blue", "tab:green")[i],
+                          label=features if x == 0 else None)
+        bag = kept["bag of words, articles"]["kept"]
+        right.axhline(bag, color="0.3", linestyle="--", label="bag of words")
+        right.set_xticks([0, 1], ["128 columns", "1,024 columns"])
+        right.set(ylim=(50, 100), title="% of the accuracy on 30 topics that is\n"
+                                        "left with 40 % of the words misspelled")
+        right.legend(fontsize=8, ncols=2)
+
+
+def read_rows(name):
+    return read_json(ROOT / f"results/{name}.json")["rows"]
 
 
 # Tables

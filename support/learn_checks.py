@@ -634,8 +634,8 @@ LOSS_HINTS = {
                               "each first, then the mean.",
     loss_one_softmax: "This is one softmax over all k · R numbers, as Superbloom has. Here each "
                       "hash function has a softmax of its own.",
-    loss_over_hashes: "The softmax runs over the k hash functions. Each function has a softmax over "
-                      "its R buckets: dimension 1.",
+    loss_over_hashes: "The softmax runs over the k hash functions. Each function has one of its "
+                      "own, over R buckets: dimension 1.",
     loss_of_logits: "These are logits. The loss needs their logarithmic softmax, over R.",
     loss_without_minus: "The sign is missing: the loss is minus the logarithm.",
 }
