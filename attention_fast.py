@@ -45,7 +45,7 @@ import torch.nn.functional as F
 
 # Queries of a cell up to which attend is taken, the formula, not attend_large, PyTorch's kernel. It
 # changes the speed, and the result by rounding alone
-MAX_FORMULA_CELL = 128
+MAX_FORMULA_CELL = 64
 NO_SCORE = -1e30  # score of an extra key that does not exist; finite, since -inf · 0 is NaN
 
 
