@@ -28,7 +28,7 @@ The docstrings go on with this example, one sequence of eight positions, whose l
    c · exp(0) = exp(ln c): the extra key has the score ln c, and the mean of their values. With
    fill="mask" they have no weight, but a query attends to the key at its own position. The extra
    key is that key, where it is in another cell.
-3. List the rows of each cell (group_cells), and attend within cells (Tables): 9 + 6 + 4 of the 64
+3. List the rows of each cell (group_cells), and attend within cells (attend): 9 + 6 + 4 of the 64
    scores, and those of the extra keys.
 
 Step 2 is exact. Here a query has the score ln 3 with the only key of its cell, two keys lie
@@ -43,8 +43,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-# Queries of a cell up to which attend is the formula, not PyTorch's kernel. It changes the speed,
-# and the result by rounding alone
+# Queries of a cell up to which attend is taken, the formula, not attend_large, PyTorch's kernel. It
+# changes the speed, and the result by rounding alone
 MAX_FORMULA_CELL = 64
 NO_SCORE = -1e30  # score of an extra key that does not exist; finite, since -inf · 0 is NaN
 
@@ -74,11 +74,25 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
     rows_q, rows_k = group_cells(cell_q.flatten(), cell_k.flatten())
 
-    tables = Tables(q, k, v, extra_score)
-    inside, extra_weight = tables.attend(rows_q, rows_k)  # (N, e) and (N, 1)
-    inside = inside.view_as(v)
-    extra_weight = extra_weight.view_as(extra_score)
-    return inside + extra_weight * extra_value
+    q_groups = gather_groups(q / math.sqrt(q.shape[3]), rows_q)  # one (G, x, e) for each group
+    k_groups = gather_groups(k, rows_k)  # one (G, y, e)
+    v_groups = gather_groups(v, rows_k)  # one (G, y, e)
+    score_groups = gather_groups(extra_score, rows_q)  # one (G, x, 1)
+    N = cell_q.numel()
+    outputs = []
+    extra_weights = []
+    for g in range(len(rows_q)):
+        is_key = (rows_k[g] != N).unsqueeze(1)  # (G, 1, y)
+        group = (q_groups[g], k_groups[g], v_groups[g], score_groups[g], is_key)
+        if rows_q[g].shape[1] <= MAX_FORMULA_CELL:
+            output, extra_weight = attend(*group)
+        else:
+            output, extra_weight = attend_large(*group)
+        outputs.append(output)  # (G, x, e)
+        extra_weights.append(extra_weight)  # (G, x, 1)
+    inside = scatter_groups(outputs, rows_q, N)  # (N, e)
+    extra_weight = scatter_groups(extra_weights, rows_q, N)  # (N, 1)
+    return inside.view_as(v) + extra_weight.view_as(extra_score) * extra_value
 
 
 # Cells, and the extra key of each query
@@ -183,29 +197,25 @@ def group_cells(cell_q, cell_k):
         rows_q, list of int64 (G, x), and rows_k, list of int64 (G, y), one of each for a group.
     """
     N = len(cell_q)
-    cell = torch.stack([cell_q, cell_k])  # (2, N)
-    # how many queries and keys each cell has; for bincount the host would wait
-    count = cell.new_zeros(2, 2 * N + 1)
-    count.scatter_add_(1, cell, torch.ones_like(cell))
-    by_cell = cell.argsort(1)  # (2, N): the rows of cell 0, of cell 1, ...
-    first = count.cumsum(1) - count  # where the rows of each cell begin in by_cell
-
-    # Shapes depend on the counts, so the host needs them: here, and only here, it waits for a GPU
-    host_count = count.cpu()
+    # Shapes depend on the sizes of the cells: here, and only here, the host waits for a GPU
+    host_q, host_k = torch.stack([cell_q, cell_k]).cpu()
+    count_q = host_q.bincount(minlength=2 * N + 1)  # how many queries each cell has
+    count_k = host_k.bincount(minlength=2 * N + 1)
+    sorted_q = cell_q.sort()
+    sorted_k = cell_k.sort()
     rows_q = []
     rows_k = []
-    for group in group_by_size(host_count):  # (G,)
-        max_q, max_k = host_count[:, group].amax(1).tolist()
+    for cells in group_by_size(count_q, count_k):  # (G,)
+        max_q = count_q[cells].max().item()
+        max_k = count_k[cells].max().item()
         # subtle: non_blocking, else the host would wait once more for each group
-        group = group.to(cell.device, non_blocking=True)
-        queries = pad_cells(by_cell[0], first[0, group], count[0, group], max_q)  # (G, x)
-        keys = pad_cells(by_cell[1], first[1, group], count[1, group], max_k)  # (G, y)
-        rows_q.append(queries)
-        rows_k.append(keys)
+        cells = cells.to(cell_q.device, non_blocking=True)
+        rows_q.append(list_rows(*sorted_q, cells, max_q))  # (G, x)
+        rows_k.append(list_rows(*sorted_k, cells, max_k))  # (G, y)
     return rows_q, rows_k
 
 
-def group_by_size(count):
+def group_by_size(count_q, count_k):
     """Return the numbers of the cells that have queries, a list of int64 (G,), one for each group.
 
     The size of a cell is the number of its queries or of its keys, whichever is larger. Sizes 1 to
@@ -213,10 +223,10 @@ def group_by_size(count):
     most 1.5 times the smallest, which bounds the padding.
 
     Args:
-        count: int64 (2, 2N + 1), how many queries and keys each cell has.
+        count_q, count_k: int64 (2N + 1,), how many queries and how many keys each cell has.
     """
-    cells = count[0].nonzero().squeeze(1)
-    size = count[:, cells].amax(0)
+    cells = count_q.nonzero().squeeze(1)
+    size = torch.maximum(count_q, count_k)[cells]
     bounds = 4 * 1.5 ** torch.arange(64)  # 4, 6, 9, 13.5, ...
     group_of_cell = torch.bucketize(size.float(), bounds)
     groups = []
@@ -225,101 +235,40 @@ def group_by_size(count):
     return groups
 
 
-def pad_cells(by_cell, first, count, size):
+def list_rows(sorted_cell, order, cells, size):
     """Return the rows of G cells, int64 (G, size). Behind the end of a cell is row N.
 
     The keys of the example, N = 8, of cells 0, 6 and 12:
 
-        by_cell   2 3 6   0 1     4 5     7
-        first     0       3       5
-        count     3       2       2
-        rows      2 3 6   0 1 8   4 5 8
+        sorted_cell   0 0 0   6 6     12 12     16
+        order         2 3 6   0 1      4  5      7
+        rows          2 3 6   0 1 8    4  5 8
 
     Args:
-        by_cell: int64 (N,), the rows sorted by cell.
-        first, count: int64 (G,), where the rows of each cell begin, and how many it has.
-        size: int, the largest count.
+        sorted_cell, order: int64 (N,), the cells of all rows, sorted, and the row of each.
+        cells: int64 (G,), numbers of cells.
+        size: int, how many rows the largest of them has.
     """
-    N = len(by_cell)
-    place = torch.arange(size, device=by_cell.device)  # (size,)
-    index = first.unsqueeze(1) + place  # (G, size)
-    rows = by_cell[index.clamp(max=N - 1)]
-    is_behind = place >= count.unsqueeze(1)  # there are the rows of the next cell
-    return rows.masked_fill(is_behind, N)
+    N = len(order)
+    first = torch.searchsorted(sorted_cell, cells)  # (G,), where the rows of each cell begin
+    end = torch.searchsorted(sorted_cell, cells, right=True)  # and where those of the next begin
+    index = first.unsqueeze(1) + torch.arange(size, device=cells.device)  # (G, size)
+    rows = order[index.clamp(max=N - 1)]
+    return rows.masked_fill(index >= end.unsqueeze(1), N)
 
 
-# Attention within the cells
-
-
-class Tables:
-    """Queries, keys and values, one row for each position, and two more rows.
-
-    The extra key stands in every cell, and has one row for all queries. But its score differs from
-    query to query. So each query carries it in a column more, where the extra key alone has a 1:
-    their product is the score. Its value has a 1 there too, so this column of the output is the
-    weight of the extra key.
-
-        row          query                   key       value
-        0 to N - 1   (q / √e, extra_score)   (k, 0)    (v, 0)
-        N            (0, 0)                  (0, 0)    (0, 0)    padding of group_cells
-        N + 1                                (0, 1)    (0, 1)    extra key
-
-    Args:
-        q, k, v: float (B, H, L, e).
-        extra_score: float (B, H, L, 1).
-    """
-
-    def __init__(self, q, k, v, extra_score):
-        e = q.shape[3]
-        num_zeros = 0
-        if q.is_cuda:  # more columns of zeros: there PyTorch's kernel wants a multiple of 4
-            num_zeros = 3
-        q = torch.cat([q / math.sqrt(e), extra_score], 3)  # (B, H, L, e + 1)
-        q = q.flatten(0, 2)  # (N, e + 1)
-        k = k.flatten(0, 2)  # (N, e)
-        v = v.flatten(0, 2)
-        self.q = F.pad(q, (0, num_zeros, 0, 1))  # (N + 1, width)
-        self.k = F.pad(k, (0, 1 + num_zeros, 0, 2))  # (N + 2, width)
-        self.v = F.pad(v, (0, 1 + num_zeros, 0, 2))
-        with torch.no_grad():  # a constant; else autograd would copy the gradient of each table
-            self.k[-1, e] = 1
-            self.v[-1, e] = 1
-        self.num_rows = len(q)  # N
-        self.head_size = e
-
-    def attend(self, rows_q, rows_k):
-        """Return what each query reads in its cell, (N, e), and the extra key's weight, (N, 1).
-
-        Args:
-            rows_q, rows_k: from group_cells.
-        """
-        N = self.num_rows
-        e = self.head_size
-        # the last key of each cell is the extra key
-        rows_k = [F.pad(rows, (0, 1), value=N + 1) for rows in rows_k]
-        q_groups = gather_groups(self.q, rows_q)
-        k_groups = gather_groups(self.k, rows_k)
-        v_groups = gather_groups(self.v, rows_k)
-        outputs = []
-        for g in range(len(rows_q)):
-            is_key = (rows_k[g] != N).unsqueeze(1)  # (G, 1, y)
-            out = attend(q_groups[g], k_groups[g], v_groups[g], is_key)  # (G, x, width)
-            outputs.append(out.flatten(0, 1))
-
-        # Put the queries back in order. The padding of all groups writes to row N, which is cut off
-        rows = torch.cat([group.flatten() for group in rows_q])
-        out = torch.zeros_like(self.q)  # (N + 1, width)
-        out.index_copy_(0, rows, torch.cat(outputs))
-        return out[:N, :e], out[:N, e:e + 1]
-
-
-def gather_groups(table, rows):
-    """Return the rows of each group: a list of int64 (G, size) to a list of (G, size, width).
+def gather_groups(x, rows):
+    """Return the vectors of the rows of each group, a list of float (G, size, width).
 
     One gather serves all groups, since the backward pass of each gather fills a tensor as large as
-    the table. For groups (4, 2) and (1, 7) it returns (15, width), which is split into 8 and 7
-    rows, and shaped as (4, 2, width) and (1, 7, width).
+    x. For groups (4, 2) and (1, 7) it returns (15, width), which is split into 8 and 7 rows, and
+    shaped as (4, 2, width) and (1, 7, width).
+
+    Args:
+        x: float (B, H, L, width). Padding, row N, gets zeros.
+        rows: rows_q or rows_k of group_cells, a list of int64 (G, size).
     """
+    table = F.pad(x.flatten(0, 2), (0, 0, 0, 1))  # (N + 1, width)
     all_rows = torch.cat([group.flatten() for group in rows])
     num_rows = [group.numel() for group in rows]
     parts = table.index_select(0, all_rows).split(num_rows)
@@ -329,23 +278,79 @@ def gather_groups(table, rows):
     return groups
 
 
-def attend(q, k, v, is_key):
-    """Return softmax(q kᵀ) v over the keys of each cell, (G, x, width).
+def scatter_groups(groups, rows, N):
+    """Return the vectors of all groups in the order of their rows, (N, width).
 
     Args:
-        q, k, v: float (G, x, width), (G, y, width) and (G, y, width), q divided by √e.
-        is_key: bool (G, 1, y), False = padding.
+        groups: list of float (G, x, width).
+        rows: rows_q of group_cells, a list of int64 (G, x).
+        N: int. Padding writes to row N, which is cut off.
     """
-    if q.shape[1] <= MAX_FORMULA_CELL:
-        scores = q @ k.transpose(1, 2)  # (G, x, y)
-        scores = scores.masked_fill(~is_key, -torch.inf)  # the extra key always has a score
-        weights = scores.softmax(2)
-        return weights @ v
-    # PyTorch's kernel holds no matrix of scores. It wants a dimension of heads
-    out = F.scaled_dot_product_attention(
+    all_rows = torch.cat([group.flatten() for group in rows])
+    vectors = torch.cat([group.flatten(0, 1) for group in groups])
+    table = vectors.new_zeros(N + 1, vectors.shape[1])
+    table.index_copy_(0, all_rows, vectors)
+    return table[:N]
+
+
+# Attention within the cells of a group
+
+
+def attend(q, k, v, extra_score, is_key):
+    """Return the weighted sum of v inside each cell, (G, x, e), and the extra key's weight.
+
+    The weights of a query, those of its cell's keys and that of its extra key, add up to 1.
+
+    Args:
+        q: float (G, x, e), the queries of G cells, divided by √e.
+        k, v: float (G, y, e), the keys and values of these cells.
+        extra_score: float (G, x, 1), the score of each query's extra key.
+        is_key: bool (G, 1, y), False = padding.
+
+    Returns:
+        float (G, x, e) and (G, x, 1).
+    """
+    scores = q @ k.transpose(1, 2)  # (G, x, y)
+    scores = scores.masked_fill(~is_key, -torch.inf)
+    scores = torch.cat([scores, extra_score], 2)  # (G, x, y + 1)
+    weights = scores.softmax(2)
+    inside_weights, extra_weight = weights.split([k.shape[1], 1], 2)
+    return inside_weights @ v, extra_weight
+
+
+def attend_large(q, k, v, extra_score, is_key):
+    """Return what attend returns by PyTorch's kernel, which holds no matrix of scores.
+
+    The kernel takes no scores, and returns no weights. So the extra key is one more row of k and v.
+    One more column gives its score and its weight:
+
+                    query              key      value
+        in a cell   (q, extra_score)   (k, 0)   (v, 0)
+        extra key                      (0, 1)   (0, 1)
+
+    The product of a query and the extra key is extra_score. The extra key alone has a 1 in the last
+    column of its value, so there the weighted sum of the values is its weight.
+
+    Args:
+        q, k, v, extra_score, is_key: as in attend.
+    """
+    G, x, e = q.shape
+    num_zeros = 0
+    if q.is_cuda:  # more columns of zeros: there the kernel wants a multiple of 4
+        num_zeros = -(e + 1) % 4
+    zeros = q.new_zeros(G, x, num_zeros)
+    q = torch.cat([q, extra_score, zeros], 2)  # (G, x, width)
+    k = F.pad(k, (0, 1 + num_zeros, 0, 1))  # (G, y + 1, width)
+    v = F.pad(v, (0, 1 + num_zeros, 0, 1))
+    with torch.no_grad():  # a constant; else autograd would copy the gradients of k and v
+        k[:, -1, e] = 1
+        v[:, -1, e] = 1
+    is_key = F.pad(is_key, (0, 1), value=True)  # (G, 1, y + 1)
+    out = F.scaled_dot_product_attention(  # it wants a dimension of heads
         q.unsqueeze(1),
         k.unsqueeze(1),
         v.unsqueeze(1),
         attn_mask=is_key.unsqueeze(1),
         scale=1.0)
-    return out.squeeze(1)
+    inside, extra_weight, _ = out.squeeze(1).split([e, 1, num_zeros], 2)
+    return inside, extra_weight

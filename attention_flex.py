@@ -87,19 +87,19 @@ def find_blocks(sorted_q, sorted_k):
     (.). With more positions, a larger share of the blocks lies far from the diagonal.
     """
     L = sorted_q.shape[2]
-    first = torch.arange(0, L, FLEX_BLOCK, device=sorted_q.device)
+    first = torch.arange(0, L, FLEX_BLOCK, device=sorted_q.device)  # positions
     last = (first + FLEX_BLOCK - 1).clamp(max=L - 1)
-    first_q = sorted_q[..., first, None]  # (B, H, blocks of queries, 1)
-    last_q = sorted_q[..., last, None]
-    first_k = sorted_k[..., None, first]  # (B, H, 1, blocks of keys)
-    last_k = sorted_k[..., None, last]
+    # the lowest and the highest cell of each block's queries, and of its keys
+    low_q = sorted_q[..., first].unsqueeze(3)  # (B, H, blocks of queries, 1)
+    high_q = sorted_q[..., last].unsqueeze(3)
+    low_k = sorted_k[..., first].unsqueeze(2)  # (B, H, 1, blocks of keys)
+    high_k = sorted_k[..., last].unsqueeze(2)
     # two ranges overlap where each begins before the other ends
-    overlap = (first_q <= last_k) & (first_k <= last_q)  # (B, H, blocks of queries, of keys)
-    # For each block of queries BlockMask wants to know how many blocks of keys to read (count), and
-    # a list of the numbers of all blocks of keys that begins with those; it ignores the rest.
-    # Sorting 1 (overlaps) before 0 makes that list
-    count = overlap.sum(3).int()
-    numbers = overlap.int().argsort(descending=True, stable=True).int()
+    is_read = (low_q <= high_k) & (low_k <= high_q)  # (B, H, blocks of queries, of keys)
+    # For each block of queries BlockMask wants the number of blocks of keys to read, and a list of
+    # all blocks of keys in which those come first. Sorting 1 (is read) before 0 makes that list
+    count = is_read.sum(3).int()
+    read_first = is_read.int().argsort(descending=True, stable=True).int()
 
     def is_same_cell(b, h, i, j):
         return sorted_q[b, h, i] == sorted_k[b, h, j]
@@ -107,7 +107,7 @@ def find_blocks(sorted_q, sorted_k):
     from torch.nn.attention import flex_attention as flex  # here, as it loads torch._dynamo: 1 s
     return flex.BlockMask.from_kv_blocks(
         count,
-        numbers,
+        read_first,
         BLOCK_SIZE=FLEX_BLOCK,
         mask_mod=is_same_cell,
         seq_lengths=(L, L))
