@@ -114,10 +114,10 @@ def draw_pipeline():
                 left.text(32.3, y, text, va="center", fontsize=8)
                 text = f"cosine with\nplay: {cosines[y]:.2f}\n(chance: ± 0.25)"
                 right.text(15.8, y, text, va="center", fontsize=8)
-        axes[0].set_title("1. Hash a word: 128 bits, the first 32 shown; black = 1.\n"
-                          "Theory: by shared n-grams, ± one standard deviation")
-        axes[1].set_title("2. Proj: correlate the bits with 16 vectors\n"
-                          "(random here); gray: from a panel's lowest to its highest")
+        axes[0].set_title("1. Hash a word: 128 bits, the first 32 shown; black = 1\n"
+                          "(theory: MD5 half, LSH by shared n-grams; ± one std)")
+        axes[1].set_title("2. Proj: a column is the correlation of the 128 bits with\n"
+                          "a vector, random before training; black is highest")
 
 
 def measure_angle_law(words, counts):
@@ -141,9 +141,10 @@ def draw_maps():
     """Draw the two Bloom maps of python bloom.py, and a beam of two buckets with its bound."""
     bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
     beam = 2
-    title = ("Two maps put 12 items into buckets of 3. Width: the probability of a bucket. Blue: "
-             "the beam, the two likeliest of each map.\nItem 9 scores log 0.64 + log 0.22 = -1.96. "
-             "An item outside the beam scores log 0.19 + log 0.22 = -3.18 at most: 9 is the best")
+    title = ("Two maps put 12 items into buckets 0 to 3, whose width is their probability. Blue: "
+             "the beam, the two likeliest of each map.\n"
+             "Item [9] scores log 0.64 + log 0.22 = -1.96, the others in blue less. "
+             "Items outside score log 0.19 + log 0.22 = -3.18 at most")
     with new_figure("maps", (9, 2.6)) as [axis]:
         for j in range(2):
             x = 0
@@ -188,14 +189,13 @@ def draw_buckets():
             axis.axvline(num + 0.5, color="0.5", linewidth=0.8)
             for y, share in enumerate(outside[rows].tolist()):
                 axis.text(num + 1.6, y, f"{share:.2f}", ha="center", va="center", fontsize=6)
-            axis.set(xlabel="key, its bucket        (right: weight of all white keys)",
-                     ylabel="query, its bucket")
+            axis.set(xlabel="key, its bucket", ylabel="query, its bucket")
             axis.set_xticks(range(num), hk[columns].tolist(), fontsize=7)
             axis.set_yticks(range(num), hq[rows].tolist(), fontsize=7)
-        axes[0].set_title("in the order of the text: gray pairs share a bucket and are scored,\n"
-                          "each white pair keeps the weight exp(0)", fontsize=9)
-        axes[1].set_title("sorted by bucket: each bucket is one dense block,\n"
-                          "and all white keys of a query are one extra key", fontsize=9)
+        axes[0].set_title("24 random queries and keys, 3 hyperplanes, 8 buckets.\n"
+                          "Gray: they share a bucket, and are scored. White: score 0", fontsize=9)
+        axes[1].set_title("Sorted by bucket: blocks. Numbers: the share of a query's\n"
+                          "attention that its white keys have, as one extra key", fontsize=9)
 
 
 # Results
@@ -213,9 +213,10 @@ def draw_attention():
     _, processor = on_gpu["machine"]["device"].split(", ")
     panels = (  # title, rows, key of LSH attention, positions of a batch
         (f"CPU, {on_cpu['machine']['device']}, 2 heads, float32\n"
-         "up to 256 positions the literal formula, then by buckets",
+         "LSH: the literal formula up to 256 positions, then by bucket",
          cpu_rows, "ours", 16_384),
-        (f"GPU, {processor}, 12 heads, bfloat16\nrandom vectors", gpu_rows, "flex", 32_768),
+        (f"GPU, {processor}, 12 heads, bfloat16\n"
+         "dense: flash attention. LSH: FlexAttention", gpu_rows, "flex", 32_768),
     )
     with new_figure("attention", (9, 3.6), columns=2) as axes:
         for axis, (title, rows, key, positions) in zip(axes, panels):
@@ -258,13 +259,18 @@ def draw_effects():
                 theirs, rival = map(float, re.findall(r"[\d.]+", claim["paper"])[:2])
                 axis.plot(100 * abs(theirs / rival - 1), y, "D", color="black", fillstyle="none")
             own, other = claim["bars"]
-            measured = claim["unit"].replace(" (lower is better)", "")
+            measured = claim["unit"].removesuffix(", %").removesuffix(" (lower is better)")
+            if "(our" in claim["front"]:
+                measured += " (our check)"
             names.append(textwrap.fill(f"{paper}: {own} over {other}, {measured}", 56))
-        axis.plot([], [], "D", color="black", fillstyle="none", label="the paper's lead")
+        axis.plot([], [], "D", color="black", fillstyle="none",
+                  label="the paper's lead, where it has one")
+        axis.errorbar([], [], xerr=[], fmt="o", color="0.4", capsize=4,
+                      label="ours, with its 95 % interval")
         axis.axvline(0, color="0.5", linewidth=0.8)
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_ylim(len(names) - 0.5, -0.8)
-        axis.set_xlabel("lead of the claimed side, in % of its rival; left of 0 the rival leads")
+        axis.set_xlabel("lead of the claimed side (lower loss, higher score), in % of its rival")
         axis.legend(loc="lower right", fontsize=8)
 
 

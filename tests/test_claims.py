@@ -220,6 +220,11 @@ def test_readme_says_what_its_ten_claims_are():
     # what its bullets say with numbers of claims that have no row
     tokens, table = claims.read_sides(find_claim("α 25 (widths 256, 88), 3,000 steps"))
     assert f"{table['mean']:.3f} against {tokens['mean']:.3f} after 3,000 steps" in text
+    bloom = read_json(ROOT / "results/bloom.json")["rows"]
+    times = {kind: [round(row["all"] / row["sure"]) for row in bloom if kind in row["name"]]
+             for kind in ("flat", "peaked")}
+    assert f"with proof {min(times['flat'])} to {max(times['flat'])} times" in text
+    assert f"and {min(times['peaked'])} to {max(times['peaked'])} times if one does" in text
 
 
 def find_claim(words):
