@@ -199,7 +199,7 @@ class SequenceClassification(Examples):
     Attributes, besides those of Examples:
         targets: (n,), int64 classes, or float32 numbers in units of the task's scale.
         num_outputs: int, the model's outputs: a score per class, or one number.
-        notes: str, how many texts were cut, and how many rows have no text.
+        notes: str, how many texts were cut, and how many rows have no words.
     """
 
     head = "classify"
@@ -214,6 +214,8 @@ class SequenceClassification(Examples):
     def encode_texts(self, pairs):
         """Set ids and notes. pairs: list of n tuples, of one text or two."""
         columns = [self.tokenizer.ids_of_texts(texts) for texts in zip(*pairs)]
+        words_per_row = [sum(map(len, texts_ids)) for texts_ids in zip(*columns)]
+        num_empty = words_per_row.count(0)
         if len(columns) == 1:
             columns.append([None] * len(pairs))  # no second texts
         self.ids = []
@@ -223,7 +225,6 @@ class SequenceClassification(Examples):
             self.ids.append(ids)
             if num_words_cut > 0:
                 num_cut += 1
-        num_empty = sum(not any(texts) for texts in pairs)
         self.notes = f"{num_cut:,} texts cut to {self.length} positions, {num_empty:,} empty"
 
     def encode_labels(self, labels):

@@ -288,7 +288,8 @@ def choose_split(source, table):
     Tabs in any of the sets decide for all: then "olive oil" is one name, and else it is two. So a
     table of texts is read twice.
     """
-    example = ""
+    has_texts = False
+    example = ""  # the first set with a comma
     for _, [items] in read_cells(source, table, choose_set_columns):
         if items in (None, ""):
             continue
@@ -296,12 +297,13 @@ def choose_split(source, table):
             break
         if "\t" in items:  # names may have spaces
             return lambda text: text.split("\t")
-        if example == "":
+        has_texts = True
+        if "," in items and example == "":
             example = items
-    if example == "":
+    if not has_texts:
         return None
     # names split by commas alone would get commas at their ends
-    if "," in example:
+    if example != "":
         raise InputError(f"{table}: expected item sets, names split by tabs or spaces, got "
                          f"{example!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
     return str.split

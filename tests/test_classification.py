@@ -147,7 +147,7 @@ def test_error_of_seeds_is_that_of_their_mean():
 
 def test_examples_are_pairs_cut_to_the_length():
     long_text = " ".join(WORDS)
-    rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0), (("", ""), 3.0)]
+    rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0), (("", " \u200b"), 3.0)]
     data = make_data(Task(["a", "b"], None, ["spearman"], scale=[0.0, 1.0]), rows)
     assert data.ids[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
     assert len(data.ids[1]) == 9

@@ -24,6 +24,7 @@ from hashing import MD5, normalize_word, sketch_index
 from infer import Predictor
 from model import Config, Model
 from support import predict_file, runner
+from support.candidates import embed_words
 from support.common import InputError, load_checkpoint, save_checkpoint
 from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
@@ -289,6 +290,12 @@ def test_neighbors_of_other_hashes_are_the_largest_cosines(untrained):
     expected = [p.words[i] for i in best]
     assert list(words) == expected
     assert found == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_words_of_a_model_in_half_precision_are_compared_in_float32(paths):
+    p = Predictor(paths["classify"])
+    p.model.half()
+    assert embed_words(p.model, p.tokenizer, p.words).dtype == torch.float32
 
 
 # What a user has to know

@@ -194,10 +194,11 @@ def test_each_file_of_item_sets_has_its_own_separator(write, load, tmp_path):
     assert list_pages(corpus) == [["olive", "oil"], ["olive oil"], ["rye bread", "tea"]]
 
 
-def test_line_of_a_set_in_another_format_is_refused(write, load):
+@pytest.mark.parametrize("content", ["\nred tea, milk\n", "tea\n\nred tea, milk\n"])
+def test_line_of_a_set_in_another_format_is_refused(content, write, load):
     """Else the names would be red, "tea," and so on."""
-    with pytest.raises(InputError, match="sets.txt: expected item sets"):
-        load(write("sets.txt", "\nred tea, milk\n"), "items")
+    with pytest.raises(InputError, match="sets.txt: expected item sets.*got 'red tea, milk'"):
+        load(write("sets.txt", content), "items")
 
 
 def test_page_of_two_files_is_one_set(write, load, tmp_path):
