@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from data.examples import Examples
 from data.python_source import build_pydoc
 from data.rows import is_hub_id, read_hub, read_rows, reader_options
-from data.splitters import clean_name
+from data.splitters import clean_item
 from support.common import InputError, send
 from tokenizer import build_inputs
 
@@ -185,7 +185,7 @@ def read_label(cell):
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)  # JSON may have 1 and 1.0, which are one class
     if isinstance(cell, (str, int, float)) and cell == cell:  # NaN is an empty cell of numbers
-        return clean_name(str(cell))
+        return clean_item(str(cell))
     return ""
 
 

@@ -42,6 +42,7 @@ def two_batches(logits):
     (UP_OR_DOWN, " up ", "up"),
     (UP_OR_DOWN, "\ufeffup", "up"),  # two files with a byte-order mark, joined
     (UP_OR_DOWN, "up\u200b ", "up"),
+    (OWN, "very \u00a0good\u200f", "very good"),
     (OWN, "cafe\u0301", "café"),  # both are printed alike
     (OWN, 1.0, "1"),  # in your own files, a number is a name
 ])
