@@ -177,8 +177,8 @@ def match_longest(words, phrases, max_words):
 def clean_name(text):
     """Return a name in NFC, without what is invisible in it.
 
-    That is white space, U+FEFF and U+200B at its ends, and soft hyphens and the INVISIBLE of hashing
-    anywhere. Names of items, classes and columns that look alike are equal then. U+FEFF is a
+    That is white space, U+FEFF and U+200B at its ends, and anywhere soft hyphens and the INVISIBLE
+    of hashing. Names of items, classes and columns that look alike are equal then. U+FEFF is a
     byte-order mark, which stands in the middle of joined files. U+200B is a space of width 0.
     """
     if not text.isascii():  # as most names are
