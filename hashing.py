@@ -9,11 +9,13 @@ Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), 
 Deviations:
     1. A word is a run of letters or of symbols, in lower case and in Unicode's form NFC ("regex").
        "space" splits as the paper does. A combining mark, a joiner or a soft hyphen belongs to the
-       character before it, and stays in the word. Invisible marks of direction are dropped.
+       character before it, and stays in the word. A joiner or soft hyphen that begins a word is
+       dropped, and so are invisible marks, such as those of direction, anywhere.
     2. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
        every machine with one version of numpy.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
-    4. A byte order mark, a zero-width space or a NUL separates words, as white space does.
+    4. A byte order mark, a zero-width space or a control character, such as NUL, separates words,
+       as white space does.
     5. NgramLSH.index and .bits share hyperplanes. The paper draws T others for the bits.
     6. NgramLSH.fit shuffles the features: as neighbors in eta, frequent n-grams, which occur
        together, would make bits depend on each other (docs/hashformers.md).
@@ -51,12 +53,14 @@ import numpy as np
 #     normalize_word    "été"  "!"
 
 PATTERNS = {
-    "regex": re.compile(r"\w+|[^\w\s\ufeff\u200b\0]+"),
-    "space": re.compile(r"[^\s\ufeff\u200b\0]+"),
+    "regex": re.compile(r"\w+|[^\w\s\ufeff\u200b\0-\x1f\x7f-\x9f]+"),
+    "space": re.compile(r"[^\s\ufeff\u200b\0-\x1f\x7f-\x9f]+"),
 }
 JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen
-# no part of a word: marks of direction, word joiner, invisible operators of formulas
-INVISIBLE = re.compile("[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f]")
+# no part of a word: marks of direction, word joiner, invisible operators of formulas, and marks of
+# annotations, shorthand, music and languages
+INVISIBLE = re.compile("[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u206f\ufff9-\ufffb"
+                       "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001]")
 
 
 def split_words(text, how="regex"):
@@ -96,7 +100,8 @@ def normalize_word(word):
 def replace_marks(text):
     """Return text, of the same length, in which no accent or vowel sign cuts a word.
 
-    Each mark becomes the letter before it. An invisible mark that begins a word becomes a space.
+    Each mark becomes the letter before it. An invisible mark or a joiner that begins a word becomes
+    a space.
     """
     # each distinct character once: a long text has few, and most texts have no marks
     if not any(is_mark(letter) for letter in set(text)):
@@ -106,7 +111,7 @@ def replace_marks(text):
         if is_mark(letter):
             if PATTERNS["space"].match(letters[-1]):  # not after a separator
                 letter = letters[-1]
-            elif INVISIBLE.match(letter):
+            elif letter in JOINERS or INVISIBLE.match(letter):
                 letter = " "
         letters.append(letter)
     return "".join(letters[1:])

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from data.examples import Examples
 from data.python_source import build_pydoc
 from data.rows import is_hub_id, read_hub, read_rows, reader_options
-from data.splitters import clean_name
+from data.splitters import clean_item
 from support.common import InputError, send
 from tokenizer import build_inputs
 
@@ -185,7 +185,7 @@ def read_label(cell):
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)  # JSON may have 1 and 1.0, which are one class
     if isinstance(cell, (str, int, float)) and cell == cell:  # NaN is an empty cell of numbers
-        return clean_name(str(cell))
+        return clean_item(str(cell))
     return ""
 
 
@@ -199,7 +199,7 @@ class SequenceClassification(Examples):
     Attributes, besides those of Examples:
         targets: (n,), int64 classes, or float32 numbers in units of the task's scale.
         num_outputs: int, the model's outputs: a score per class, or one number.
-        notes: str, how many texts were cut, and how many rows have no text.
+        notes: str, how many texts were cut, and how many rows have no words.
     """
 
     head = "classify"
@@ -214,6 +214,8 @@ class SequenceClassification(Examples):
     def encode_texts(self, pairs):
         """Set ids and notes. pairs: list of n tuples, of one text or two."""
         columns = [self.tokenizer.ids_of_texts(texts) for texts in zip(*pairs)]
+        words_per_row = [sum(map(len, texts_ids)) for texts_ids in zip(*columns)]
+        num_empty = words_per_row.count(0)
         if len(columns) == 1:
             columns.append([None] * len(pairs))  # no second texts
         self.ids = []
@@ -223,7 +225,6 @@ class SequenceClassification(Examples):
             self.ids.append(ids)
             if num_words_cut > 0:
                 num_cut += 1
-        num_empty = sum(not any(texts) for texts in pairs)
         self.notes = f"{num_cut:,} texts cut to {self.length} positions, {num_empty:,} empty"
 
     def encode_labels(self, labels):

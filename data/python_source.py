@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from hashing import list_words
 from support.common import build_once, fingerprint
 
 PLACES = ("platlib", "purelib", "stdlib")  # names in sysconfig: packages, standard library
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 # The task pydoc: name the module that a docstring comes from
-PYDOC_FORMAT = 3  # prepared files of another format are built again
+PYDOC_FORMAT = 4  # prepared files of another format are built again
 PYDOC_MODULES = 20
 PYDOC_ROWS = {"train": 1_000, "dev": 200}  # for each module, at most
 PYDOC_MIN_WORDS = 5  # shorter docstrings are left out
@@ -132,9 +133,10 @@ def write_pydoc(folder, files):
         is_held_out = int(fingerprint(relative), 16) % 10 == 0
         split = "dev" if is_held_out else "train"
         for text in python_texts(path):
-            if len(text.split()) >= PYDOC_MIN_WORDS and text not in seen:
+            words = " ".join(list_words(text))  # equal for a model, whatever their case and spaces
+            if len(text.split()) >= PYDOC_MIN_WORDS and words not in seen:
                 texts[split][module].append(text)
-                seen.add(text)
+                seen.add(words)
 
     # the modules with most texts, of those with texts in both splits
     shared = texts["train"].keys() & texts["dev"].keys()

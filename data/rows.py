@@ -22,6 +22,7 @@ from support.common import InputError, reading
 
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
 PEEK = 100  # rows that decide on the columns
+MAX_MARKS = 20  # spaces and invisible characters in a cell of a header that comes again
 MAX_DAMAGED = 0.01  # share of the rows of a table that may be left out
 
 
@@ -171,21 +172,19 @@ def parse_table(path, table, columns, keep_damaged, header):
 
     A raw line break cuts "a bad film,neg" into rows "a bad" and "film,neg". The second looks whole,
     so a row after a short one is left out too. Joined files have their header again in the middle:
-    rows equal to it are left out.
+    rows equal to it, whatever their case, are left out.
     """
     head = list(itertools.islice(table, 1 + PEEK))
     if not head:
         return
-    header_cells = head[0]
-    if header == "none" or columns is not None:
-        header_cells = None  # it is a row
+    has_header = header != "none" and columns is None
     names, head = read_header(path, head, columns, header)
     num_headers = 0
     damaged = []  # numbers of the rows with another number of cells
     is_after_short = False
     for number, cells in enumerate(itertools.chain(head, table), 1):
         is_whole = len(cells) == len(names)
-        is_header = cells == header_cells
+        is_header = has_header and are_names(cells, names)
         if is_header:
             num_headers += 1
         if not is_whole:
@@ -231,11 +230,12 @@ def read_header(path, head, columns, header):
     if columns is not None:
         return columns, head
     rows = head[1:]
-    if head[0] in rows and header is None:
-        raise InputError(f"{path}: expected a line of column names once, got "
-                         f"{', '.join(names):.99} again in row {rows.index(head[0]) + 1}. Use "
-                         "--header first, and such rows of joined files are left out; or --header "
-                         "none, if it is a row.")
+    for number, row in enumerate(rows, 1):
+        if header is None and are_names(row, names):
+            raise InputError(f"{path}: expected a line of column names once, got "
+                             f"{', '.join(names):.99} again in row {number}. Use --header first, "
+                             "and such rows of joined files are left out; or --header none, if it "
+                             "is a row.")
     for place, name in enumerate(names):
         if name == "":  # the index of pandas
             continue
@@ -248,6 +248,18 @@ def read_header(path, head, columns, header):
                              f"{', '.join(names):.99}, where {name} looks like a cell. Use "
                              "--header none, and the columns are 1, 2, ...; or --header first.")
     return names, rows
+
+
+def are_names(cells, names):
+    """Return whether cells are the names of columns, whatever their case and invisible marks."""
+    if len(cells) != len(names):
+        return False
+    for cell, name in zip(cells, names):
+        if len(cell) > len(name) + MAX_MARKS:  # to clean each text would take longer than to read
+            return False
+        if clean_name(cell).casefold() != name.casefold():
+            return False
+    return True
 
 
 def is_hub_id(text):

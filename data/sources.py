@@ -167,7 +167,7 @@ class Files(RowSource):
         # two links to a file, or the file and a link, such as latest.txt, are one text
         path_of = {}
         for path in sorted(paths, key=os.path.islink):
-            path_of.setdefault(os.path.realpath(path), path)
+            path_of.setdefault(identify_file(path), path)
         paths = sorted(path_of.values())
         if not paths:
             raise InputError(f"--data {self.part}: expected files in {', '.join(ENDINGS)} (or "
@@ -176,7 +176,7 @@ class Files(RowSource):
         return paths
 
     def contents(self):
-        return {os.path.realpath(path): path for path in self.paths}
+        return {identify_file(path): path for path in self.paths}
 
     @property
     def tables(self):
@@ -184,6 +184,14 @@ class Files(RowSource):
 
     def open_table(self, path):
         return read_rows(path, **self.reader)
+
+
+def identify_file(path):
+    """Return what all links to a file have in common, hard ones too."""
+    status = os.stat(path)
+    if status.st_ino == 0:  # some file systems have no such numbers
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
 
 
 class Hub(RowSource):
@@ -288,7 +296,8 @@ def choose_split(source, table):
     Tabs in any of the sets decide for all: then "olive oil" is one name, and else it is two. So a
     table of texts is read twice.
     """
-    example = ""
+    has_texts = False
+    example = ""  # the first set with a comma
     for _, [items] in read_cells(source, table, choose_set_columns):
         if items in (None, ""):
             continue
@@ -296,12 +305,13 @@ def choose_split(source, table):
             break
         if "\t" in items:  # names may have spaces
             return lambda text: text.split("\t")
-        if example == "":
+        has_texts = True
+        if "," in items and example == "":
             example = items
-    if example == "":
+    if not has_texts:
         return None
     # names split by commas alone would get commas at their ends
-    if "," in example:
+    if example != "":
         raise InputError(f"{table}: expected item sets, names split by tabs or spaces, got "
                          f"{example!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
     return str.split

@@ -7,9 +7,11 @@ Out of scope: what a word is, and how it is written when it is hashed (hashing.p
     (tokenizer.py).
 Deviations:
     1. [HF] The BPE of the baselines lower-cases, as hashing does. The rest differs: it lower-cases
-       each letter alone (Σ at the end of a word too), keeps decomposed accents, which NFC composes,
-       and has pieces for a byte order mark and NUL, which separate words.
-    2. [SB §4] Phrases falls back on pieces of byte-level BPE; the paper uses WordPiece.
+       each letter alone (Σ at the end of a word too), and keeps decomposed accents, which NFC
+       composes. It has pieces for invisible marks, which hashing drops, and for a byte order mark,
+       U+200B and control characters, which separate words.
+    2. [SB §4] Phrases falls back on pieces of byte-level BPE; the paper uses WordPiece. The pieces
+       are of a word as it is written, with the invisible marks in it: so spans are right.
 
     split      words of "New York mayor!"
     regex      new  york  mayor  !
@@ -24,7 +26,7 @@ import re
 import unicodedata
 from collections import Counter
 
-from hashing import list_words, split_words
+from hashing import INVISIBLE, list_words, split_words
 
 
 class Splitter:
@@ -116,8 +118,10 @@ class ItemNames(Splitter):
         for start, stop in match_longest(parts, self.names, max_words):
             first = matches[start].start()
             last = matches[stop - 1].end()
-            names.append(clean_item(text[first:last]))
-            spans.append((first, last))
+            name = clean_item(text[first:last])
+            if name:  # it had visible characters
+                names.append(name)
+                spans.append((first, last))
         return names, spans
 
     def split_texts(self, texts):
@@ -171,12 +175,15 @@ def match_longest(words, phrases, max_words):
 
 
 def clean_name(text):
-    """Return a name in NFC, without white space, U+FEFF and U+200B at its ends.
+    """Return a name in NFC, without what is invisible in it.
 
-    Names of items, classes and columns that look alike are equal then. U+FEFF is a byte-order mark,
-    which stands in the middle of joined files. U+200B is a space of width 0.
+    That is white space, U+FEFF and U+200B at its ends, and anywhere soft hyphens and the INVISIBLE
+    of hashing. Names of items, classes and columns that look alike are equal then. U+FEFF is a
+    byte-order mark, which stands in the middle of joined files. U+200B is a space of width 0.
     """
-    text = unicodedata.normalize("NFC", text)
+    if not text.isascii():  # as most names are
+        text = INVISIBLE.sub("", text).replace("\u00ad", "")
+        text = unicodedata.normalize("NFC", text)
     return re.sub(r"^[\s\ufeff\u200b]+|[\s\ufeff\u200b]+$", "", text)
 
 

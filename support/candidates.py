@@ -91,4 +91,4 @@ def embed_words(model, tokenizer, words):
     ids = torch.from_numpy(list_ids(tokenizer, words)).long()
     update_codes(model, tokenizer)
     x = model.embed(ids.to(model.device))  # (n·m, d)
-    return x.view(len(words), -1).cpu()
+    return x.view(len(words), -1).cpu().float()  # cosines of half precision are coarse

@@ -269,7 +269,10 @@ class Ranks:
     """
 
     def __init__(self):
-        self.world = int(os.environ.get("WORLD_SIZE", 1))
+        self.world = read_variable("WORLD_SIZE", 1)
+        if "RANK" in os.environ and "WORLD_SIZE" not in os.environ:
+            raise InputError("RANK: requires WORLD_SIZE, which torchrun sets. Use torchrun, or "
+                             "unset RANK.")
         if self.world > 1:
             for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
                 if name not in os.environ:
@@ -277,8 +280,11 @@ class Ranks:
                                      "torchrun, or unset WORLD_SIZE.")
             if not dist.is_available():
                 raise InputError("torchrun: requires a PyTorch with torch.distributed. Use python.")
-        self.rank = int(os.environ.get("RANK", 0))
-        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.rank = read_variable("RANK", 0)
+        self.local_rank = read_variable("LOCAL_RANK", 0)
+        if self.rank >= self.world:  # it would have no part of the work
+            raise InputError(f"RANK: expected a number below WORLD_SIZE, {self.world}, got "
+                             f"{self.rank}. Use torchrun, or unset both.")
         self.is_first = self.rank == 0
 
     def connect(self, device_type, **patience):
@@ -343,6 +349,15 @@ class Ranks:
         if self.world > 1:
             return DistributedDataParallel(model)
         return model
+
+
+def read_variable(name, default):
+    """Return the whole number, 0 or more, in a variable of the environment; default: unset."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise InputError(f"{name}: expected a whole number, got {text!r}. Use torchrun, or unset "
+                         f"{name}.")
+    return int(text)
 
 
 # -----------------------------------------------------------------------------

@@ -79,16 +79,24 @@ def write_vectors(args, predictor):
     vectors = []  # one array for each part; the rows themselves are not kept
     num_rows = 0
     num_empty = 0
+    num_damaged = 0
     for part in split_parts(read_file(args, predictor)):
         examples = []
-        for row, _ in part:
+        places = []  # those of the examples among the rows of the part
+        for place, (row, record) in enumerate(part):
             num_rows += 1
+            if not record:  # a damaged row, or the header again
+                num_damaged += 1
+                continue
             with blame(f"{args.file}, row {num_rows:,}"):
                 example = predictor.reader.read_for_vector(row)
             if not example.words:
                 num_empty += 1
             examples.append(example)
-        vectors.append(predictor.embed_examples(examples))
+            places.append(place)
+        part_vectors = np.zeros((len(part), predictor.config.width), np.float32)
+        part_vectors[places] = predictor.embed_examples(examples)
+        vectors.append(part_vectors)
     vectors = np.concatenate(vectors)
     Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
     with open(args.vectors, "wb") as file:  # now: a bad row must not empty an earlier file
@@ -96,6 +104,9 @@ def write_vectors(args, predictor):
     print(f"Saved {args.vectors}: {len(vectors):,} vectors", file=sys.stderr)
     if num_empty > 0:
         print(f"note: {num_empty:,} rows have no words, or no items that the model knows",
+              file=sys.stderr)
+    if num_damaged > 0:
+        print(f"note: {num_damaged:,} rows are damaged, or the header again; their vectors are 0",
               file=sys.stderr)
 
 
@@ -114,14 +125,31 @@ def read_file(args, predictor):
     columns, records = peek_columns(rows)
     names = choose_names(args, predictor, columns)
     print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)
+    is_split_at_tabs = not predictor.config.order and has_tabs(args, names[0])
     for record in records:
         if not record.keys().isdisjoint(OUTPUT):
             raise InputError(f"{args.file}: expected no column {', '.join(OUTPUT)}, as these are "
                              "added to each row.")
-        row = [record.get(name) for name in names]  # both texts of a pair
+        row = []  # both texts of a pair
+        for name in names:
+            cell = record.get(name)
+            if cell is None and name in record:
+                cell = ""  # an empty cell has an empty text, as in fine-tuning
+            row.append(cell)
         if len(names) == 1:
             [row] = row
+        if is_split_at_tabs and isinstance(row, str):
+            row = tuple(row.split("\t"))
         yield row, record
+
+
+def has_tabs(args, name):
+    """Return whether a set of --file has tabs: then they split all of its sets, as in training."""
+    for record in read_rows(args.file, keep_damaged=True, **reader_options(args)):
+        items = record.get(name)
+        if isinstance(items, str) and "\t" in items:
+            return True
+    return False
 
 
 def choose_names(args, predictor, columns):

@@ -42,6 +42,7 @@ def two_batches(logits):
     (UP_OR_DOWN, " up ", "up"),
     (UP_OR_DOWN, "\ufeffup", "up"),  # two files with a byte-order mark, joined
     (UP_OR_DOWN, "up\u200b ", "up"),
+    (OWN, "very \u00a0good\u200f", "very good"),
     (OWN, "cafe\u0301", "café"),  # both are printed alike
     (OWN, 1.0, "1"),  # in your own files, a number is a name
 ])
@@ -147,7 +148,7 @@ def test_error_of_seeds_is_that_of_their_mean():
 
 def test_examples_are_pairs_cut_to_the_length():
     long_text = " ".join(WORDS)
-    rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0), (("", ""), 3.0)]
+    rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0), (("", " \u200b"), 3.0)]
     data = make_data(Task(["a", "b"], None, ["spearman"], scale=[0.0, 1.0]), rows)
     assert data.ids[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
     assert len(data.ids[1]) == 9

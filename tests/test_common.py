@@ -238,6 +238,21 @@ def test_rank_without_what_torchrun_sets_is_refused(monkeypatch, name):
         common.Ranks()
 
 
+@pytest.mark.parametrize("variables, message", [
+    (dict(WORLD_SIZE=""), "WORLD_SIZE: expected a whole number, got ''"),
+    (dict(WORLD_SIZE="two"), "WORLD_SIZE: expected a whole number, got 'two'"),
+    (dict(WORLD_SIZE="1", RANK=""), "RANK: expected a whole number, got ''"),
+    (dict(RANK="1"), "RANK: requires WORLD_SIZE"),
+    (dict(WORLD_SIZE="1", RANK="1"), "RANK: expected a number below WORLD_SIZE, 1, got 1"),
+])
+def test_rank_that_no_torchrun_has_set_is_refused(monkeypatch, variables, message):
+    """Else it would do nothing in silence, as it has no part of the work."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=f"^{message}"):
+        common.Ranks()
+
+
 def test_one_rank_needs_no_distributed_pytorch(monkeypatch):
     """ROCm for Windows has none."""
     monkeypatch.delattr(common.dist, "is_initialized")

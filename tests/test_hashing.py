@@ -20,8 +20,11 @@ import hashing
 from hashing import HASHES, NgramLSH
 from tests.helpers import make_words
 
-SEPARATORS = r"[\s\ufeff\u200b\0]+"  # white space, byte order mark, zero-width space, NUL
-INVISIBLE = r"[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f]"
+# white space, byte order mark, zero-width space, control characters
+SEPARATORS = r"[\s\ufeff\u200b\0-\x1f\x7f-\x9f]+"
+INVISIBLE = ("[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u206f\ufff9-\ufffb"
+             "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001]")
+JOINERS = "[\u200c\u200d\xad]"
 HARD_TEXTS = [
     "",
     " \t\n",
@@ -35,6 +38,7 @@ HARD_TEXTS = [
     "🙂🙃 !?…",
     "x" * 10_000,
     "\u200ea\u2060b\u200b\u200f \u2066\u0301c\u2069.",  # marks of direction, word joiner
+    "\u200d\u200ea\u200c\xad \xad\u0301b\u200b\u200dc\x07\u200d\ufffa\x9f",  # joiners, controls
 ]
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60) | st.sampled_from(HARD_TEXTS)
 REPEATABLE = hypothesis.settings(max_examples=60, deadline=None, database=None, derandomize=True)
@@ -52,10 +56,12 @@ def test_split_words_keeps_offsets_and_all_characters(how, text):
     visible = [re.sub(INVISIBLE, "", part) for part in parts]
     assert words == [hashing.normalize_word(part) for part in visible]
     assert words == hashing.list_words(text, how)
-    covered = re.sub(INVISIBLE, "", "".join(parts))
-    assert covered == re.sub(INVISIBLE, "", re.sub(SEPARATORS, "", text))
+    invisible = f"{INVISIBLE}|{JOINERS}"
+    covered = re.sub(invisible, "", "".join(parts))
+    assert covered == re.sub(invisible, "", re.sub(SEPARATORS, "", text))
     assert "" not in words
     assert not re.search(SEPARATORS, "".join(words))
+    assert not any(re.match(invisible, word) for word in words)
 
 
 @pytest.mark.parametrize("word, expected", [
@@ -79,6 +85,12 @@ def test_normalize_word_by_hand(word, expected):
     ("\u180e\u200e", [], []),
     ("x\u200f\u0301y", ["x\u0301y"], [(0, 4)]),  # a combining mark behind it
     ("1\u200e200", ["1200"], [(0, 5)]),
+    ("می \u200cخواهم", ["می", "خواهم"], [(0, 2), (4, 9)]),  # joiners of nothing are dropped, too
+    ("\u00adfilm", ["film"], [(1, 5)]),
+    ("a\u200b\u200db \u200e\u200d", ["a", "b"], [(0, 1), (3, 4)]),
+    ("fi\ufff9l\u2065m \U000e0001\U0001bca0\U0001d173", ["film"], [(0, 6)]),
+    ("a\x07b \x7f", ["a", "b"], [(0, 1), (2, 3)]),  # control characters separate
+    ("é\x80b", ["é", "b"], [(0, 1), (2, 3)]),
 ])
 def test_invisible_characters_are_in_no_word(text, words, spans):
     assert hashing.split_words(text) == (words, spans)

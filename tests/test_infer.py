@@ -24,6 +24,7 @@ from hashing import MD5, normalize_word, sketch_index
 from infer import Predictor
 from model import Config, Model
 from support import predict_file, runner
+from support.candidates import embed_words
 from support.common import InputError, load_checkpoint, save_checkpoint
 from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
@@ -291,6 +292,12 @@ def test_neighbors_of_other_hashes_are_the_largest_cosines(untrained):
     assert found == pytest.approx(values.tolist(), abs=1e-4)
 
 
+def test_words_of_a_model_in_half_precision_are_compared_in_float32(paths):
+    p = Predictor(paths["classify"])
+    p.model.half()
+    assert embed_words(p.model, p.tokenizer, p.words).dtype == torch.float32
+
+
 # What a user has to know
 
 
@@ -393,6 +400,8 @@ TABLE = "n,title,body\none,the cat,a zebra\n"
     ("answer", "in.csv", TABLE, ["--text", "title, body"], ["the cat", "a zebra"]),
     ("fixed_set", "in.txt", "x; Miles Davis\n", ["--sep", ";"], ["x", " Miles Davis"]),
     ("fixed_set", "in.jsonl", '{"text": "a", "items": ["x", 3, null]}', [], ["x", 3, None]),
+    ("classify", "in.jsonl", '{"review": null}', ["--text", "review"], ""),
+    ("pair", "in.jsonl", '{"a": null, "b": "a zebra"}', [], ["", "a zebra"]),
 ])
 def test_file_is_read_as_training_reads_it(
         untrained, tmp_path, model, name, content, flags, texts):
@@ -401,6 +410,20 @@ def test_file_is_read_as_training_reads_it(
     [(row, _)] = predict_file.read_file(args, untrained[model])
     assert row == texts
     untrained[model].reader.read_for_vector(row)
+
+
+@pytest.mark.parametrize("name, content, rows", [
+    ("in.txt", "Art Blakey\nx\tBill Evans\n", [("Art Blakey",), ("x", "Bill Evans")]),
+    ("in.csv", 'n,set\n1,Art Blakey\n2,"x\tMiles"\n', [("Art Blakey",), ("x", "Miles")]),
+    ("in.txt", "Miles Davis x\n", ["Miles Davis x"]),  # no tab in the whole file
+])
+def test_tab_anywhere_decides_for_the_file(untrained, tmp_path, name, content, rows):
+    """As in training: the name of a line without tabs is no set of its words."""
+    (tmp_path / name).write_text(content)
+    flags = ["--text", "set"] if name == "in.csv" else []
+    args = infer.build_parser().parse_args(["--file", str(tmp_path / name), *flags])
+    found = predict_file.read_file(args, untrained["set"])
+    assert [row for row, _ in found] == rows
 
 
 @pytest.mark.parametrize("model, content, flags, message", [
@@ -517,6 +540,19 @@ def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path, monkeypatch):
     path.write_text(f"id,text\n1,the cat\n2,{'cat ' * 99}\n")  # too long
     assert_refused(infer.main, flags, "row 2: expected at most")
     np.testing.assert_array_equal(np.load(out), found)  # the earlier file is still there
+
+
+def test_vector_of_a_damaged_row_is_zero(untrained, paths, tmp_path):
+    """Also of a fine-tuned model, which has a vector for an empty text."""
+    path = tmp_path / "in.csv"
+    path.write_text("id,review\n1,cat\n2,a,b\nid,review\n3,the\n")
+    done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path, "--header", "first",
+                    "--vectors", tmp_path / "v.npy")
+    assert "note: 2 rows are damaged, or the header again; their vectors are 0" in done.err
+    found = np.load(tmp_path / "v.npy")
+    assert (found[1:3] == 0).all()
+    expected = untrained["classify"].embed(["cat", "the"])
+    np.testing.assert_allclose(found[[0, 3]], expected, atol=1e-5)
 
 
 def test_vector_of_a_set_without_known_items_is_zero(paths, untrained, tmp_path):

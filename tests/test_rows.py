@@ -113,15 +113,17 @@ def test_table_row_of_another_length_is_never_shifted(wrong, write):
     assert rows[1] == {}
 
 
-@pytest.mark.parametrize("ending, mark", [
-    ("\n", ""),
-    ("\r\n", "\ufeff"),  # three files of Excel
+@pytest.mark.parametrize("ending, header", [
+    ("\n", "text, label"),
+    ("\r\n", "\ufefftext, label"),  # three files of Excel
+    ("\n", "Text,LABEL\u00a0"),
 ])
-def test_header_of_joined_files_is_no_row(ending, mark, write, capsys):
+def test_header_of_joined_files_is_no_row(ending, header, write, capsys):
     """`cat a.csv b.csv c.csv`: else the label "label" would be a class."""
-    lines = [f'"text {i}",good' for i in range(120)]
-    part = mark + ending.join(["text, label", *lines]) + ending
-    path = write("all.csv", part * 3)
+    body = ending.join(f'"text {i}",good' for i in range(120))
+    first = f"text, label{ending}{body}{ending}"
+    part = f"{header}{ending}{body}{ending}"
+    path = write("all.csv", first + part + part)
     rows = list(read_rows(path))
     assert len(rows) == 360
     assert {row["label"] for row in rows} == {"good"}
@@ -130,7 +132,7 @@ def test_header_of_joined_files_is_no_row(ending, mark, write, capsys):
 
 def test_header_again_in_the_first_rows_is_refused_by_its_cause(write, capsys):
     """A table without a header may begin with two equal rows."""
-    path = write("all.tsv", "text\tlabel\na\tb\ntext\tlabel\nc\td\n")
+    path = write("all.tsv", "text\tlabel\na\tb\nText\tlabel\nc\td\n")
     with pytest.raises(InputError, match="got text, label again in row 2.*--header first"):
         list(read_rows(path))
     rows = list(read_rows(path, header="first"))
@@ -176,8 +178,10 @@ def test_separator_is_asked_for_where_a_header_is_missing(write):
 # Names
 
 
-@pytest.mark.parametrize("text", ["\ufeffpos", " pos\u200b ", "\u200b \ufeffpos\r\n"])
+@pytest.mark.parametrize("text", [
+    "\ufeffpos", " pos\u200b ", "\u200b \ufeffpos\r\n", "p\u00ados\u200e", "\u2060 po\u2066s"])
 def test_clean_name_has_nothing_invisible_at_its_ends(text):
+    """And no marks of direction, word joiners and soft hyphens anywhere."""
     assert clean_name(text) == "pos"
 
 

@@ -23,7 +23,7 @@ def test_plus_joins_sources(write, load):
 
 
 @pytest.mark.parametrize("source, again", [
-    *[("a.txt", again) for again in ("a.txt", "./a.txt", "link.txt", "../all")],
+    *[("a.txt", again) for again in ("a.txt", "./a.txt", "link.txt", "hard.txt", "../all")],
     ("bookcorpus", "rojagtap/bookcorpus"),
     ("owner/name", "owner/name::train"),
 ])
@@ -32,6 +32,7 @@ def test_source_that_is_named_twice_is_refused(source, again, write, load, monke
     path = write("all/a.txt", "x")
     monkeypatch.chdir(os.path.dirname(path))
     os.symlink(path, "link.txt")
+    os.link(path, "hard.txt")
     with pytest.raises(InputError, match="expected each file or name once"):
         load(f"{source}+{again}")
 
@@ -124,6 +125,7 @@ def test_link_to_a_file_of_its_folder_is_no_second_text(write, tmp_path):
     for link, target in [("0latest.txt", path), ("latest.txt", path), ("1.txt", outside)]:
         os.symlink(target, tmp_path / "all" / link)
     os.symlink(outside, tmp_path / "all/2.txt")
+    os.link(path, tmp_path / "all/3.txt")
     [source] = find_sources(str(tmp_path / "all"), "regex", None, {})
     names = [os.path.basename(path) for path in source.paths]
     assert names == ["1.txt", "2026-05.txt"]
@@ -194,10 +196,11 @@ def test_each_file_of_item_sets_has_its_own_separator(write, load, tmp_path):
     assert list_pages(corpus) == [["olive", "oil"], ["olive oil"], ["rye bread", "tea"]]
 
 
-def test_line_of_a_set_in_another_format_is_refused(write, load):
+@pytest.mark.parametrize("content", ["\nred tea, milk\n", "tea\n\nred tea, milk\n"])
+def test_line_of_a_set_in_another_format_is_refused(content, write, load):
     """Else the names would be red, "tea," and so on."""
-    with pytest.raises(InputError, match="sets.txt: expected item sets"):
-        load(write("sets.txt", "\nred tea, milk\n"), "items")
+    with pytest.raises(InputError, match="sets.txt: expected item sets.*got 'red tea, milk'"):
+        load(write("sets.txt", content), "items")
 
 
 def test_page_of_two_files_is_one_set(write, load, tmp_path):
@@ -241,7 +244,7 @@ def test_names_that_a_user_types_are_those_of_the_corpus():
     names, spans = ItemNames(["caf\u00e9 noir", "tea"]).split("tea cafe\u0301 noir")
     assert names == ["tea", "caf\u00e9 noir"]
     assert spans == [(0, 3), (4, 14)]
-    names, _ = ItemNames().split("\ufeffcafe\u0301 noir\ttea\u200b")
+    names, _ = ItemNames().split("\ufeffcafe\u0301 noir\t\u200e\tte\u00ada\u200b")
     assert names == ["caf\u00e9 noir", "tea"]
 
 

@@ -248,6 +248,9 @@ def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
         add_file(f"b/{i}")
     add_file("lone")
     files["b/copy.py"] = files["a/0.py"]  # code is copied about
+    copy = tmp_path / "copy.py"
+    copy.write_text('"""THE  first words\nof a/1 ."""')  # with other case and spaces, too
+    files["b/1copy.py"] = str(copy)
     monkeypatch.setattr(data.python_source, "python_files", lambda: files)
 
     task, splits = read_task("pydoc", flags(cache=str(tmp_path / "cache")))

@@ -125,6 +125,18 @@ def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
     assert covered[-2:] == ["z", "j"]
 
 
+def test_pieces_are_of_a_word_as_it_is_written(bpe, phrases):
+    """Hashing drops the word joiner, and cuts at U+200B; BPE has pieces for both."""
+    for mark in ("\u2060", "\u200b"):
+        _, spans = bpe.split(f"zq{mark}jk")
+        assert (2, 3) in spans
+    _, spans = phrases.split("zq\u2060jk")
+    assert (2, 3) in spans
+    _, spans = phrases.split("zq\u200bjk")
+    assert (2, 3) not in spans
+    assert phrases.split("ne\u2060w")[0] == ["new"]
+
+
 @pytest.mark.parametrize("texts, kept", [
     ([f"new york x{i % 20}" for i in range(40)], {"new york", "new", "york"}),
     (["a b c d e f"] * 9, {"a"}),  # of equal counts not all are dropped
