@@ -26,7 +26,7 @@ from model import Config, Model
 from support import plot
 from support.common import load_checkpoint, lock_output
 from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words
-from tests.helpers import find_port, read_log, run_main, run_ranks, run_script, torchrun
+from tests.helpers import find_port, read_log, run_main, run_ranks, torchrun
 
 SCRIPTS = ROOT / "tests" / "scripts"
 TWO_STEPS = "--steps 2 --warmup 0 --eval_every 2 --save_every 2 --micro 3 --dropout 0".split()
@@ -356,7 +356,7 @@ def test_dtype_auto_keeps_that_of_the_checkpoint(small, tmp_path, dtype):
 
 def test_init_from_takes_weights_words_and_sizes_to_other_data(small, tmp_path, other_text):
     pretrain.main(small(*"--emb median --attn lsh --hash_seed 3".split(), out="start"))
-    nothing = ["--lr", "0", "--steps", "1", "--warmup", "0"]
+    nothing = "--lr 0 --steps 1 --warmup 0 --seed 1".split()  # another seed: other hyperplanes
 
     pretrain.main(small("--data", other_text, "--init_from", tmp_path / "start", *nothing))
 
@@ -600,8 +600,8 @@ def test_run_resumes_whatever_ended_it(small, tmp_path):
     sizes = "--dropout 0.1 --steps 40 --save_every 5 --eval_every 20".split()
     flags = small("--cache", tmp_path / "cache", *sizes)
     about = [8, tmp_path / "run", tmp_path / "cache"]
-    done = run_script(SCRIPTS / "end_runs.py", *about, *flags)
-    result = json.loads(done.stdout)
+    [done] = run_ranks([SCRIPTS / "end_runs.py", *about, *flags])
+    result = json.loads(done.out)
     assert result["is_same"]
     assert result["runs"] > 0
     assert result["ended"] >= 8
