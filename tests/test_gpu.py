@@ -16,11 +16,14 @@ import pretrain
 from baselines.canine import Canine, CanineConfig
 from embeddings import EMBEDDINGS
 from model import Config
+from objectives import OBJECTIVES
 from support.log import measure_gpu
 from tests.pretend_gpu import pretend_gpu
 from tests.helpers import SMALL
 
 SETS = "--preset superbloom-small --heads 2 --length 7 --alpha 5"
+EMB_OF = {"sr": "proj", "mlm": "lookup", "sampled": "lookup", "hash-mlm": "median"}
+TEXT_OF = {"proj": "a text", "lookup": "a [MASK] text", "median": "a [MASK] text"}
 PROJ = "--emb proj --hash lsh"
 LSH = f"{PROJ} --attn lsh --lsh_bands 2"
 BLOCKS = f"{LSH} --length 520"  # above 512 positions LSH attention goes bucket by bucket
@@ -92,10 +95,8 @@ def infer_on_gpu(folder, *texts):
 
 @pytest.mark.parametrize("flags, text, max_waits", [
     # every tenth step reads loss and norm, no other waits
-    (PROJ, "a text", 1),
-    ("--emb lookup --objective mlm", "a [MASK] text", 1),
-    ("--emb lookup --objective sampled", "a [MASK] text", 1),  # evaluates as --objective mlm
-    ("--emb median", "a [MASK] text", 1),  # predicts hashes of words
+    *[(f"--objective {name} --emb {EMB_OF[name]}", TEXT_OF[EMB_OF[name]], 1)
+      for name in OBJECTIVES],
     (SETS, "Miles Davis\t[MASK]", 1),  # predicts hashes of items
     (f"{LSH} --lsh_fill mask --lsh_pairs upper --lsh_redraw", "a text", 3),  # sends hyperplanes
     (f"{BLOCKS} --layers 2", "a text", 6),  # each layer reads the number and the sizes of buckets
