@@ -31,8 +31,11 @@ SMALL_SETS = [*SMALL, *(
     "--preset superbloom-small --alpha 5 --heads 2 --length 7 --warmup 0 --dropout 0").split()]
 
 
-WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(["tests.helpers", "pretrain", "finetune", "torch._dynamo"])
+if "forkserver" in multiprocessing.get_all_start_methods():
+    WARM = multiprocessing.get_context("forkserver")
+    WARM.set_forkserver_preload(["tests.helpers", "pretrain", "finetune", "torch._dynamo"])
+else:  # Windows
+    WARM = multiprocessing.get_context("spawn")
 
 
 def make_words(count, seed=0, letters="etaoinshrdlu"):
