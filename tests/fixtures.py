@@ -1,5 +1,6 @@
 """Fixtures of all tests: no network, a fixed seed, and data and tiny models made once a session."""
 
+import gc
 import gzip
 import json
 import os
@@ -14,6 +15,7 @@ import torch
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import finetune  # noqa: E402
 import pretrain  # noqa: E402
 from data.corpus import Corpus, prepare  # noqa: E402
 from data.splitters import BPE  # noqa: E402
@@ -41,6 +43,27 @@ def fixed_seed():
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_runs():
+    """Leave out what takes longer than the steps of a tiny run, but for the tests of these parts.
+
+    A run draws no picture, and a bag of words trains for as many steps as the model beside it.
+    What is imported by now is never garbage, so finetune.py does not search it after each job.
+    """
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "draw_losses", lambda folder, baselines: "No picture")
+        patch.setattr(finetune, "BAG_STEPS", 10)
+        yield
+
+
+@pytest.fixture
+def long_control(monkeypatch):
+    """Train each bag of words for 300 steps, as finetune.py does."""
+    monkeypatch.setattr(finetune, "BAG_STEPS", 300)
 
 
 @pytest.fixture(scope="session")

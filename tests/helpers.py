@@ -3,10 +3,14 @@
 import contextlib
 import io
 import math
+import multiprocessing
 import os
 import random
+import runpy
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +29,13 @@ SMALL = (
     "--dtype float32 --no-compile --eval_every 3 --save_every 3").split()
 SMALL_SETS = [*SMALL, *(
     "--preset superbloom-small --alpha 5 --heads 2 --length 7 --warmup 0 --dropout 0").split()]
+
+
+if "forkserver" in multiprocessing.get_all_start_methods():
+    WARM = multiprocessing.get_context("forkserver")
+    WARM.set_forkserver_preload(["tests.helpers", "pretrain", "finetune", "torch._dynamo"])
+else:  # Windows
+    WARM = multiprocessing.get_context("spawn")
 
 
 def make_words(count, seed=0, letters="etaoinshrdlu"):
@@ -97,6 +108,56 @@ def torchrun(num_processes, *command, **env):
     """Run a script under torchrun on this machine; flags of torchrun may come before its path."""
     options = ["--standalone", f"--nproc_per_node={num_processes}"]
     return run_script("-m", "torch.distributed.run", *options, *command, **env)
+
+
+def fork_script(words, env, folder):
+    """Run a script in this process, whose words are str; write folder/out and folder/err."""
+    for number, name in ((1, "out"), (2, "err")):
+        file = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+    os.chdir(ROOT)
+    os.environ.update(env)
+    torch.set_num_threads(1)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def run_ranks(*commands, code=0, **env):
+    """Run scripts at the same time, as the ranks of one group; return what each printed.
+
+    The ranks are forks of a process that has imported PyTorch, which takes longer than most runs.
+
+    Args:
+        commands: a script and its flags for each rank.
+        code: with which all must end.
+    """
+    env |= dict(WORLD_SIZE=str(len(commands)), MASTER_ADDR="127.0.0.1", MASTER_PORT=find_port())
+    with tempfile.TemporaryDirectory() as root:
+        ranks = []
+        for rank, command in enumerate(commands):
+            folder = Path(root, str(rank))
+            folder.mkdir()
+            words = [str(word) for word in command]
+            of_rank = env | dict(RANK=str(rank), LOCAL_RANK=str(rank))
+            process = WARM.Process(target=fork_script, args=(words, of_rank, str(folder)))
+            process.start()
+            ranks.append((process, folder))
+        runs = []
+        for process, folder in ranks:
+            process.join(300)
+            run = SimpleNamespace(code=process.exitcode, out=(folder / "out").read_text("utf-8"),
+                                  err=(folder / "err").read_text("utf-8"))
+            runs.append(run)
+            process.kill()  # one that has not ended
+    for run in runs:
+        assert run.code == code, run.err[-3000:]
+    return runs
+
+
+def find_port():
+    """Return a free port of this machine, str."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
 
 
 def read_log(folder):

@@ -19,7 +19,6 @@ import attention_flex
 from attention import SelfAttention, full_attention, full_attention_reference, lsh_attention
 from attention import lsh_attention_reference, simhash
 from bench.shares import outside_share, outside_share_law
-from tests.helpers import run_script
 
 
 def random_vectors(L=37, e=5):
@@ -321,15 +320,16 @@ def test_lsh_attention_keeps_nan_in_its_sequence(fill, impl, dense_kernel):
         assert not x[1, :2].isnan().any()
 
 
-@CASES
 @FILL
 @DTYPES
+@pytest.mark.parametrize("L", [1, 300])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_of_pytorch_matches_reference(fill, L, num_buckets, num_keys, dtype, tolerance):
+def test_flex_of_pytorch_matches_reference(fill, L, dtype, tolerance):
+    """Forward alone: the backward pass, and other cases, are those of attend_dense above."""
     low = [x.detach().to(dtype) for x in random_vectors(L=L)]
     exact = [x.double() for x in low]
-    buckets = random_buckets(L, num_buckets)
-    options = dict(fill=fill, key_mask=first_keys(*num_keys, L=L))
+    buckets = random_buckets(L, 9)
+    options = dict(fill=fill, key_mask=first_keys(L, 0, L=L))
     out = lsh_attention(*low, *buckets, impl="flex", **options)
     expected = lsh_attention_reference(*exact, *buckets, **options)
     assert_close([out], [expected], tolerance)
@@ -522,13 +522,6 @@ def test_self_attention_compiles_around_lsh_attention():
         y = torch.randn(1, 300, 16)
         assert_close([compiled(y)], [layer(y)])
     assert torch._dynamo.utils.counters["frames"]["total"] == num_frames
-
-
-@pytest.mark.parametrize("module", ["attention", "infer"])
-def test_import_leaves_the_compiler_out(module):
-    """torch._dynamo takes as long to load as torch itself."""
-    code = f"import sys, {module}; print('torch._dynamo' in sys.modules)"
-    assert run_script("-c", code).stdout.strip() == "False"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

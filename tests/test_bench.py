@@ -112,6 +112,8 @@ def test_topics_of_a_file_without_the_columns_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name, sizes", gpu.QUICK.items())
 def test_gpu_at_tiny_sizes_fills_all_columns(name, sizes):
+    if name == "words":
+        sizes = sizes | dict(models={"tiny": " ".join(SMALL[:10])})  # layers to batch
     for row in run_bench(gpu, name, **sizes):
         for key in {"dense_mib", "gib"} & set(row):  # memory of a GPU
             assert (row[key] is not None) == torch.cuda.is_available()
@@ -320,15 +322,14 @@ def read_table():
     return table
 
 
-@pytest.mark.parametrize("model", read_table())
-def test_retention_reproduces_table_2(model):
+def test_retention_reproduces_table_2():
     """[HF §4.4 eq.4] The average is the ratio of averages: a mean of ratios is up to 3.4 off."""
-    scores, ratios, average = read_table()[model]
     baseline = results_of(map(float, BERT_MLM.split()))
-    compared = hashformers.compare_results(results_of(scores), baseline)
-    found = [compared[name] for name in "abcdefgh"]
-    assert found == pytest.approx(ratios, abs=0.15)  # Table 1 is rounded
-    assert compared["average"] == pytest.approx(average, abs=0.1)
+    for model, (scores, ratios, average) in read_table().items():
+        compared = hashformers.compare_results(results_of(scores), baseline)
+        found = [compared[name] for name in "abcdefgh"]
+        assert found == pytest.approx(ratios, abs=0.15), model  # Table 1 is rounded
+        assert compared["average"] == pytest.approx(average, abs=0.1), model
 
 
 def test_erratum_retention_of_1k_rows_does_not_drop_20_percent():

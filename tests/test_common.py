@@ -103,26 +103,21 @@ def test_device_that_is_not_here_is_refused(name):
         common.find_device(name)
 
 
-@pytest.mark.parametrize("feature, dtype", [("avx512_bf16", "bfloat16"), ("avx2", "float32")])
-def test_dtype_auto_follows_the_processor(monkeypatch, feature, dtype):
+@pytest.mark.parametrize("device, feature, has_onednn, dtype", [
+    ("cpu", "avx512_bf16", True, "bfloat16"),
+    ("cpu", "bf16", True, "bfloat16"),
+    ("cpu", "avx2", True, "float32"),
+    ("cpu", "bf16", False, "float32"),  # PyTorch for macOS has nothing that uses it
+    ("mps", "bf16", True, "float32"),  # another device does not follow the processor
+])
+def test_dtype_auto_follows_the_processor(monkeypatch, device, feature, has_onednn, dtype):
+    device = torch.device(device)
     # raising=False: torch 2.8 has no such function
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True}, raising=False)
-    args = argparse.Namespace(device="cpu", dtype="auto", compile=None)
-    assert common.resolve_device(args) == (torch.device("cpu"), dtype, False)
-
-
-def test_dtype_auto_without_onednn_is_float32(monkeypatch):
-    """The processor of a Mac has bfloat16, and PyTorch for macOS has nothing that uses it."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict(bf16=True), raising=False)
-    assert common.has_fast_bfloat16(torch.device("cpu"))
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert not common.has_fast_bfloat16(torch.device("cpu"))
-
-
-@pytest.mark.parametrize("name", ["mps", "xpu"])
-def test_dtype_auto_of_another_device_does_not_follow_the_processor(monkeypatch, name):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict(bf16=True), raising=False)
-    assert not common.has_fast_bfloat16(torch.device(name))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: has_onednn)
+    monkeypatch.setattr(common, "find_device", lambda *_: device)
+    args = argparse.Namespace(device=device.type, dtype="auto", compile=None)
+    assert common.resolve_device(args) == (device, dtype, False)
 
 
 def remove_compiler(monkeypatch):

@@ -15,7 +15,7 @@ from data.corpus import Corpus
 from data.items import split_pages
 from data.sources import Files
 from hashing import list_words
-from support.common import InputError
+from support.common import InputError, num_cores
 from tests.helpers import ROOT, list_pages
 from tokenizer import FIRST_WORD_ID
 
@@ -112,9 +112,9 @@ def test_ctrl_c_ends_a_preparation_and_leaves_no_half_corpus(tmp_path):
     with subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, cwd=ROOT,
                           stderr=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)),
                           text=True, start_new_session=True) as process:
-        for line in process.stdout:
-            if "at work" in line:  # a worker
-                break
+        num_at_work = 0
+        while num_at_work < min(num_cores(), 8):  # all workers: one that starts is not ready yet
+            num_at_work += process.stdout.readline().count("at work")  # two may share a line
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
         _, error = process.communicate(timeout=120)
     assert process.returncode == 130

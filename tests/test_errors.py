@@ -71,7 +71,10 @@ def predict(tmp_path):
     Predictor(CHECKPOINT)
 
 
-@pytest.mark.parametrize("error", [AttributeError, KeyError, TypeError])
+class Bug(AttributeError, KeyError, TypeError):
+    """An error of each kind that reading a damaged file may raise."""
+
+
 @pytest.mark.parametrize("read, owner, name", [
     (read_corpus, BPE, "__init__"),
     (read_squad, data.squad, "list_objects"),
@@ -85,12 +88,12 @@ def predict(tmp_path):
     (predict, infer, "choose_candidates"),
 ])
 def test_error_of_our_own_code_is_no_fault_of_a_file(
-        read, owner, name, error, tmp_path, monkeypatch):
+        read, owner, name, tmp_path, monkeypatch):
     def fail(*args, **options):
-        raise error("a bug")
+        raise Bug
 
     if read is read_corpus:
         read_corpus(tmp_path)  # built before the bug
     monkeypatch.setattr(owner, name, fail)
-    with pytest.raises(error, match="a bug"):
+    with pytest.raises(Bug):
         read(tmp_path)

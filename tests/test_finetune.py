@@ -23,7 +23,8 @@ from model import Config, Model
 from support.common import Runtime, load_checkpoint, lock_output
 from support.results import Outcome, Result, read_result
 from tests.pretend_gpu import pretend_gpu
-from tests.helpers import assert_refused, equal_weights, make_words, run_main, torchrun, write_table
+from tests.helpers import assert_refused, equal_weights, make_words, run_main, run_ranks
+from tests.helpers import write_table
 from tests.test_squad import make_rows
 
 DEVICE = "--device cpu --dtype float32 --no-compile".split()
@@ -104,7 +105,7 @@ def read_weights(folder):
 # Results
 
 
-def test_score_beats_majority_and_is_read_back(tune, refuse, own, tmp_path):
+def test_score_beats_majority_and_is_read_back(long_control, tune, refuse, own, tmp_path):
     """Law: --epochs 0 and infer.py give the score that was saved."""
     row = tune(tmp_path / "a", *own, "--seeds", 1)["tasks"]["own"]
     assert 40 < row["majority"] < 60
@@ -122,7 +123,7 @@ def test_score_beats_majority_and_is_read_back(tune, refuse, own, tmp_path):
     assert 100 * np.mean(is_right) == pytest.approx(row["mean"])
 
 
-def test_predictions_reproduce_the_scores(tune, own, tmp_path):
+def test_predictions_reproduce_the_scores(long_control, tune, own, tmp_path):
     """Law: the files of the jobs have the accuracies that are reported, and these their mean."""
     row = tune(tmp_path, *own, "--seeds", 2, "--epochs", 1)["tasks"]["own"]
     truth = [int(dev_row["label"] == "up") for dev_row in read_rows(own[-1])]
@@ -432,6 +433,14 @@ def test_training_step_never_waits_for_the_gpu(sr_run, own, tmp_path):
 # Runs in a folder
 
 
+@pytest.fixture(scope="module")
+def whole(sr_run, own, tmp_path_factory):
+    """The folder of a run of two seeds that nothing interrupts, and its results."""
+    out = tmp_path_factory.mktemp("whole")
+    done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, "--out", out, *own, "--seeds", 2)
+    return out, done.result
+
+
 @pytest.mark.parametrize("moment, num_steps", [
     ("step 30", 2 * STEPS),  # in the first job
     ("control", 2 * STEPS),  # of the first job, whose model was saved
@@ -439,12 +448,10 @@ def test_training_step_never_waits_for_the_gpu(sr_run, own, tmp_path):
     ("end", 0),  # while it keeps the best weights
 ])
 def test_interrupted_run_goes_on_with_the_next_job(
-        moment, num_steps, sr_run, tune, own, tmp_path, before_step, monkeypatch):
+        moment, num_steps, whole, sr_run, tune, own, tmp_path, before_step, monkeypatch):
     """Law: the same command trains what is missing, to the same results and weights."""
     flags = [*own, "--seeds", 2]
-    whole = tune(tmp_path / "a", *flags)
     rates, actions = before_step
-    rates.clear()
 
     def interrupt(*args):
         signal.raise_signal(signal.SIGINT)  # Ctrl-C
@@ -456,18 +463,19 @@ def test_interrupted_run_goes_on_with_the_next_job(
             patch.setattr("support.results.remove", interrupt)
         else:
             actions[int(moment.removeprefix("step "))] = interrupt
-        done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, "--out", tmp_path / "b", *flags)
+        done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, "--out", tmp_path, *flags)
     assert done.code == 130
     rates.clear()
     actions.clear()
 
     # device and cache may differ
-    again = tune(tmp_path / "b", *flags, "--device", "cpu:0", "--cache", tmp_path)
+    again = tune(tmp_path, *flags, "--device", "cpu:0", "--cache", tmp_path)
 
-    assert again["tasks"] == whole["tasks"]
+    folder, results = whole
+    assert again["tasks"] == results["tasks"]
     assert len(rates) == num_steps
-    assert equal_weights(tmp_path / "a", tmp_path / "b")
-    assert not list((tmp_path / "b").glob("own-seed-*.pt"))
+    assert equal_weights(folder, tmp_path)
+    assert not list(tmp_path.glob("own-seed-*.pt"))
 
 
 def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
@@ -500,10 +508,11 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     assert (out / "results.json").read_bytes() == before
 
 
-def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
+def test_two_ranks_give_the_results_of_one(long_control, tune, sr_run, own, tmp_path):
     flags = ["--ckpt", sr_run, *QUICK, *own, "--epochs", 1]
     one = tune(tmp_path / "1", *flags)
-    torchrun(2, "finetune.py", *flags, "--out", tmp_path / "2")
+    command = ["finetune.py", *flags, "--out", tmp_path / "2"]
+    run_ranks(command, command)
     assert json.loads((tmp_path / "2" / "results.json").read_text())["tasks"] == one["tasks"]
     assert equal_weights(tmp_path / "1", tmp_path / "2")
 

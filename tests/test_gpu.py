@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import attention
 import finetune
@@ -22,6 +23,7 @@ from tests.helpers import SMALL
 
 SETS = "--preset superbloom-small --heads 2 --length 7 --alpha 5"
 EMB_OF = {"sr": "proj", "mlm": "lookup", "sampled": "lookup", "hash-mlm": "median"}
+TEXT_OF = {"proj": "a text", "lookup": "a [MASK] text", "median": "a [MASK] text"}
 PROJ = "--emb proj --hash lsh"
 LSH = f"{PROJ} --attn lsh --lsh_bands 2"
 BLOCKS = f"{LSH} --length 520"  # above 512 positions LSH attention goes bucket by bucket
@@ -68,17 +70,21 @@ def no_flex(monkeypatch):
 
 @pytest.fixture
 def pretrain_on_gpu(text_path, pages_path, cache_dir, tmp_path):
-    """A function that trains for 6 steps; it returns the folder of the run, and the waits."""
-    def run(flags, steps=6):
-        out = tmp_path / f"run-{steps}"
+    """A function that trains for 12 steps; it returns the folder, and the waits of six of them."""
+    def run(flags):
+        waits_before = []
+
+        def count(*_):
+            waits_before.append(waits.copy())
+
         data = text_path
         if flags == SETS:
             data = pages_path
-        files = ["--data", str(data), "--cache", str(cache_dir), "--out", str(out)]
-        once = f"--device cuda --workers 0 --steps {steps} --eval_every 99 --save_every 99"
-        with pretend_gpu() as waits:
-            pretrain.main([*files, *SMALL, *flags.split(), *once.split()])
-        return out, waits
+        files = ["--data", str(data), "--cache", str(cache_dir), "--out", str(tmp_path / "run")]
+        once = "--device cuda --workers 0 --steps 12 --eval_every 99 --save_every 99".split()
+        with pretend_gpu() as waits, register_optimizer_step_pre_hook(count):
+            pretrain.main([*files, *SMALL, *flags.split(), *once])
+        return tmp_path / "run", waits_before[11] - waits_before[5]
     return run
 
 
@@ -87,25 +93,27 @@ def infer_on_gpu(folder, *texts):
         infer.main(["--ckpt", str(folder), "--device", "cuda", *texts])
 
 
-@pytest.mark.parametrize("flags, text", [
-    (PROJ, "a text"),
-    ("--emb lookup --objective sampled", "a [MASK] text"),  # evaluates as --objective mlm
-    ("--emb median", "a [MASK] text"),  # predicts hashes of words
-    (SETS, "Miles Davis\t[MASK]"),  # predicts hashes of items
-    (f"{LSH} --lsh_fill mask --lsh_pairs upper --lsh_redraw", "a text"),  # the literal formula
-    (BLOCKS, "a text"),
+@pytest.mark.parametrize("flags, text, max_waits", [
+    # every tenth step reads loss and norm, no other waits
+    *[(f"--objective {name} --emb {EMB_OF[name]}", TEXT_OF[EMB_OF[name]], 1)
+      for name in OBJECTIVES],
+    (SETS, "Miles Davis\t[MASK]", 1),  # predicts hashes of items
+    (f"{LSH} --lsh_fill mask --lsh_pairs upper --lsh_redraw", "a text", 3),  # sends hyperplanes
+    (f"{BLOCKS} --layers 2", "a text", 6),  # each layer reads the number and the sizes of buckets
 ])
-def test_pretraining_and_inference_stay_on_the_gpu(flags, text, pretrain_on_gpu):
-    folder, _ = pretrain_on_gpu(flags)
+def test_pretraining_and_inference_stay_on_the_gpu_and_seldom_wait(
+        flags, text, max_waits, pretrain_on_gpu):
+    folder, waits = pretrain_on_gpu(flags)
     infer_on_gpu(folder, text)
+    assert waits.total() <= 6 * max_waits, waits.most_common(9)
+    assert not any("nonzero" in place for place in waits)
 
 
-def test_vectors_come_from_the_gpu(pretrain_on_gpu, tmp_path):
-    folder, _ = pretrain_on_gpu(PROJ)
+def test_vectors_come_from_the_gpu(sr_run, tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("a text\n")
-    infer_on_gpu(folder, "--file", str(path), "--vectors", str(tmp_path / "vectors.npy"))
-    infer_on_gpu(folder, "--near", "word")
+    infer_on_gpu(sr_run, "--file", str(path), "--vectors", str(tmp_path / "vectors.npy"))
+    infer_on_gpu(sr_run, "--near", "word")
 
 
 @pytest.fixture
@@ -121,14 +129,11 @@ def finetune_on_gpu(sr_run, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("flags", [
-    [],  # classes
-    ["--regression"],  # numbers
-])
-def test_classification_stays_on_the_gpu(flags, finetune_on_gpu, tmp_path):
+def test_regression_stays_on_the_gpu(finetune_on_gpu, tmp_path):
+    """test_finetune.py has classes."""
     path = tmp_path / "texts.csv"
     path.write_text("text,label\n" + "a good text,1\na bad one,0\n" * 20)
-    folder = finetune_on_gpu(path, "--text", "text", "--label", "label", *flags)
+    folder = finetune_on_gpu(path, "--text", "text", "--label", "label", "--regression")
     infer_on_gpu(folder, "a good text")
 
 
@@ -159,24 +164,10 @@ def test_embedding_stays_on_the_gpu(emb):
         embedding.to("cuda")(codes.to("cuda")).sum().backward()
 
 
-@pytest.mark.parametrize("flags, max_waits", [
-    # every tenth step reads loss and norm, no other waits
-    *[(f"--objective {name} --emb {EMB_OF[name]} --split regex", 1) for name in OBJECTIVES],
-    (SETS, 1),
-    (f"{BLOCKS} --layers 2", 6),  # each layer reads the number and the sizes of buckets
-])
-def test_pretraining_step_waits_for_the_gpu_a_few_times(flags, max_waits, pretrain_on_gpu):
-    _, waits = pretrain_on_gpu(flags, steps=12)
-    _, waits_of_6_steps = pretrain_on_gpu(flags, steps=6)
-    waits -= waits_of_6_steps  # both runs evaluate and save equally often
-    assert waits.total() <= 6 * max_waits, waits.most_common(9)
-    assert not any("nonzero" in place for place in waits)
-
-
 @pytest.mark.parametrize("flags, attention", [("", 12 * 17 * 32), ("--attn lsh", 0)])
 def test_log_has_the_operations_of_the_layers(flags, attention, pretrain_on_gpu):
     """By hand: a layer of width 32 with a feed-forward part of 128, and 17 positions."""
-    folder, _ = pretrain_on_gpu(f"{PROJ} --width 32 {flags}")
+    folder, _ = pretrain_on_gpu(f"{PROJ} {flags}")
     row = json.loads((folder / "log.jsonl").read_text().splitlines()[0])
     weights = 32 * 96 + 32 * 32 + 2 * 32 * 128
     tflops = row["words_per_s"] * (6 * weights + attention) / 1e12

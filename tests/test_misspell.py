@@ -59,7 +59,8 @@ def test_topics_take_the_nation_of_the_first_paragraph():
     assert topics.list_paragraphs(rows) == [("A", f"A is a British citizen. {long}", "Italian")]
 
 
-def test_scores_of_rows_as_written_are_those_of_fine_tuning(sr_run, tmp_path, cache_dir):
+def test_scores_of_rows_as_written_are_those_of_fine_tuning(
+        long_control, sr_run, tmp_path, cache_dir):
     path = tmp_path / "rows.tsv"
     path.write_text("text\tlabel\n" + 30 * "very cold water\tcold\nvery warm water\twarm\n")
     out = str(tmp_path / "out")

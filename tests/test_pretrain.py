@@ -6,13 +6,12 @@ import json
 import math
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -24,9 +23,10 @@ import pretrain
 from bloom import BloomMap
 from embeddings import EMBEDDINGS
 from model import Config, Model
+from support import plot
 from support.common import load_checkpoint, lock_output
 from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words
-from tests.helpers import read_log, run_main, run_script, torchrun
+from tests.helpers import find_port, read_log, run_main, run_ranks, torchrun
 
 SCRIPTS = ROOT / "tests" / "scripts"
 TWO_STEPS = "--steps 2 --warmup 0 --eval_every 2 --save_every 2 --micro 3 --dropout 0".split()
@@ -82,7 +82,7 @@ def crash_in_step(number, flags):
 
 
 def list_kinds():
-    """Return (data, flags) of a run of each objective with each code format that it reads."""
+    """Return (data, flags) of a run of each objective and of each code format, and of LSH."""
     kinds = [("sets", "--emb bloom"),
              ("text", "--data PAGES --split items --emb lookup --objective mlm"),
              ("text", "--data PAGES --split items --emb lookup --objective sampled"),
@@ -90,25 +90,42 @@ def list_kinds():
              ("text", "--emb bloom --split phrases --alpha 3 --vocab 400 --objective hash-mlm"),
              ("text", "--emb lookup --vocab 400 --objective sr"),
              ("text", "--emb lookup --vocab 400 --objective mlm"),
-             ("text", "--emb lookup --vocab 400 --objective sampled")]
+             ("text", "--emb lookup --vocab 400 --objective sampled"),
+             ("text", "--emb proj --objective hash-mlm"),
+             ("text", "--emb median --objective hash-mlm"),
+             ("text", "--attn lsh --lsh_bands 2 --lsh_redraw")]
     embs = {embedding.code_format: emb for emb, embedding in EMBEDDINGS.items()}
     for code_format in sorted(embs.keys() - {"row", "digest"}):
-        for objective in ("sr", "hash-mlm"):
-            kinds.append(("text", f"--emb {embs[code_format]} --objective {objective}"))
+        kinds.append(("text", f"--emb {embs[code_format]} --objective sr"))
     return kinds
 
 
-@pytest.mark.parametrize("data, flags", list_kinds())
-def test_two_steps_of_each_objective_and_code_format(small, pages_path, tmp_path, data, flags):
+@pytest.fixture(scope="module")
+def kinds(text_path, pages_path, cache_dir, tmp_path_factory):
+    """Train each kind for two steps; return list of flags without --out, folders, and runs."""
+    folder = tmp_path_factory.mktemp("kinds")
+    trained = []
+    for i, (data, flags) in enumerate(list_kinds()):
+        words = ["--data", text_path, *SMALL]
+        if data == "sets":
+            words = ["--data", pages_path, *SMALL_SETS]
+        words += [*flags.replace("PAGES", str(pages_path)).split(), *TWO_STEPS]
+        words = [*map(str, words), "--cache", str(cache_dir)]
+        out = folder / str(i)
+        done = run_main(pretrain.main, *words, "--out", out)
+        trained.append((words, out, done))
+    return trained
+
+
+def test_two_steps_of_each_kind(kinds):
     """Every kind of run trains, evaluates, saves, and names a command for infer.py."""
-    words = flags.replace("PAGES", str(pages_path)).split()
-    done = run_main(pretrain.main, *small(*words, *TWO_STEPS, data=data))
-    losses = [row["loss"] for row in read_log(tmp_path / "run") if "loss" in row]
-    assert len(losses) == 1  # of the last step
-    assert 0 < losses[0] < 20
-    assert 0 < done.result["eval_loss"] < 20
-    assert load_checkpoint(str(tmp_path / "run"))["step"] == 2
-    assert done.out.splitlines()[-1].startswith("Next: ")
+    for flags, out, done in kinds:
+        losses = [row["loss"] for row in read_log(out) if "loss" in row]
+        assert len(losses) == 1, flags  # of the last step
+        assert 0 < losses[0] < 20, flags
+        assert 0 < done.result["eval_loss"] < 20, flags
+        assert load_checkpoint(str(out))["step"] == 2, flags
+        assert done.out.splitlines()[-1].startswith("Next: "), flags
 
 
 @pytest.mark.parametrize("data, flags", [
@@ -147,15 +164,19 @@ def test_workers_change_nothing(small, tmp_path, data):
     assert read_log(tmp_path / "none") == read_log(tmp_path / "two")
 
 
-@pytest.mark.parametrize("data, flags", [
-    ("text", "--hash md5 --attn lsh --lsh_bands 2 --dropout 0.1"),  # its hyperplanes are saved
-    ("sets", "--coherent 1"),
-])
-def test_run_from_a_checkpoint_begins_with_its_evaluation(small, tmp_path, data, flags):
-    """A step at a learning rate of 0 changes nothing."""
-    result = pretrain.main(small(*flags.split(), out="start", data=data))
+def test_run_from_a_checkpoint_begins_with_its_evaluation(small, tmp_path):
+    """A step at a learning rate of 0 changes nothing. The Bloom map is that of the checkpoint."""
+    result = pretrain.main(small("--coherent", "1", out="start", data="sets"))
     one_step = ["--steps", "1", "--warmup", "0", "--lr", "0", "--init_from", tmp_path / "start"]
-    assert pretrain.main(small(*flags.split(), *one_step, data=data)) == result
+    assert pretrain.main(small("--coherent", "1", *one_step, data="sets")) == result
+
+
+def test_losses_are_drawn(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "draw_losses", plot.draw_losses)
+    done = run_main(pretrain.main, *small())
+    path = tmp_path / "run" / "loss.png"
+    assert f"Saved {path}" in done.out
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("flags, num_classes", [
@@ -335,7 +356,7 @@ def test_dtype_auto_keeps_that_of_the_checkpoint(small, tmp_path, dtype):
 
 def test_init_from_takes_weights_words_and_sizes_to_other_data(small, tmp_path, other_text):
     pretrain.main(small(*"--emb median --attn lsh --hash_seed 3".split(), out="start"))
-    nothing = ["--lr", "0", "--steps", "1", "--warmup", "0"]
+    nothing = "--lr 0 --steps 1 --warmup 0 --seed 1".split()  # another seed: other hyperplanes
 
     pretrain.main(small("--data", other_text, "--init_from", tmp_path / "start", *nothing))
 
@@ -360,15 +381,16 @@ def test_init_from_with_words_of_another_corpus_is_refused(
     assert_refused(pretrain.main, flags, "--init_from", "pieces and words of its own corpus")
 
 
-def test_setting_that_a_saved_run_lacks_counts_as_its_default(small, tmp_path):
-    """A run that is older than a flag resumes, unless the flag now has another value."""
-    pretrain.main(small())
+def test_run_of_an_older_version_resumes(small, tmp_path):
+    """A setting that it lacks counts as its default. It has an alpha, though no Bloom map."""
+    result = pretrain.main(small())
     path = tmp_path / "run" / "ckpt.pt"
     checkpoint = load_checkpoint(str(path))
     del checkpoint["run"]["coherent"]
     del checkpoint["run"]["noise"]
+    checkpoint["run"]["alpha"] = 25
     torch.save(checkpoint, path)
-    pretrain.main(small())
+    assert pretrain.main(small()) == result
     assert_refused(pretrain.main, small("--noise", 0.2), "noise was 0.1 and is 0.2")
 
 
@@ -426,12 +448,15 @@ def test_checkpoint_without_an_optimizer_is_refused(small, tmp_path):
     # two held-out windows for three ranks, and with few masked positions some rank has none
     (3, "--emb lookup --objective mlm --mask 0.004 --batch 3 --length 200"),
 ], ids=["sr", "idle"])
-def test_ranks_compute_the_gradients_of_one(small, tmp_path, ranks, flags):
+def test_ranks_compute_the_gradients_of_one(small, tmp_path, monkeypatch, ranks, flags):
     """Each rank draws a dropout of its own."""
     flags = ["--dropout", "0", *flags.split()]
     script = SCRIPTS / "save_gradients.py"
-    run_script(script, tmp_path / "one-rank-", *small(*flags, out="a"), RANK="0")
-    torchrun(ranks, script, tmp_path / "rank-", *small(*flags, out="b"))
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "0")
+        save = runpy.run_path(script)["main"]
+        save(tmp_path / "one-rank-", *small(*flags, out="a"))
+    run_ranks(*[[script, tmp_path / "rank-", *small(*flags, out="b")]] * ranks)
 
     one = torch.load(tmp_path / "one-rank-0.pt")
     several = [torch.load(tmp_path / f"rank-{rank}.pt") for rank in range(ranks)]
@@ -443,7 +468,7 @@ def test_ranks_compute_the_gradients_of_one(small, tmp_path, ranks, flags):
 def test_lost_rank_is_replaced_and_changes_nothing(small, tmp_path):
     """torchrun --max-restarts: one of two ranks is killed, and both resume from the checkpoint."""
     flags = "--dropout 0.1 --steps 45 --save_every 10 --eval_every 45 --batch 6".split()
-    torchrun(2, "pretrain.py", *small(*flags, out="whole"), **RESTARTS)
+    run_ranks(*[["pretrain.py", *small(*flags, out="whole")]] * 2)
     script = ["--max-restarts=1", SCRIPTS / "end_rank.py", "SIGKILL", "32"]
     done = torchrun(2, *script, *small(*flags, out="restarted"), **RESTARTS)
     assert "Saved" in done.stdout
@@ -451,80 +476,36 @@ def test_lost_rank_is_replaced_and_changes_nothing(small, tmp_path):
     assert read_log(tmp_path / "whole") == read_log(tmp_path / "restarted")
 
 
-def find_port():
-    """Return the environment of two ranks that meet at a free port of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    return RESTARTS | dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-
-
-def run_two(*commands, code=0):
-    """Run two commands of python at the same time, as ranks 0 and 1 of two; return both runs.
-
-    code: with which both must end.
-    """
-    env = find_port()
-    with ThreadPoolExecutor() as pool:
-        runs = []
-        for rank, command in enumerate(commands):
-            words = [str(word) for word in command]
-            ranks = dict(RANK=str(rank), LOCAL_RANK=str(rank))
-            runs.append(pool.submit(run_script, *words, code=code, **ranks, **env))
-    return [run.result() for run in runs]
-
-
-def list_pairs():
-    """Return flags of each embedding with each objective that fits it, and of other methods."""
-    phrases = "--emb bloom --split phrases --vocab 400 --alpha 3"
-    pairs = ["--attn lsh --lsh_bands 2 --lsh_redraw", phrases]
-    for emb, embedding in EMBEDDINGS.items():
-        objectives = ["sr", "hash-mlm"]
-        if embedding.code_format == "row":
-            objectives = ["sr", "mlm", "sampled"]
-        for objective in objectives:
-            pairs.append(f"--split regex --emb {emb} --objective {objective}")
-            if embedding.code_format == "digest":
-                pairs[-1] += " --alpha 3"
-    return pairs
-
-
-def test_two_ranks_compute_the_losses_of_one_for_all_embeddings_and_objectives(
-        small, pages_path, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    jobs = [(flags, "text") for flags in list_pairs()]
-    lookup_items = f"--data {pages_path} --split items --emb lookup --objective mlm"
-    jobs += [("--emb bloom", "sets"), (lookup_items, "text")]
-    two = []
-    for i, (flags, data) in enumerate(jobs):
-        words = [*flags.split(), *TWO_STEPS, "--quiet"]
-        pretrain.main(small(*words, out=f"one-{i}", data=data))
-        two.append(small(*words, out=f"two-{i}", data=data))
+def test_two_ranks_compute_the_losses_of_one_for_each_kind(kinds, tmp_path):
+    jobs = []
+    for i, (flags, _, _) in enumerate(kinds):
+        jobs.append([*flags, "--out", str(tmp_path / str(i)), "--quiet"])
     path = tmp_path / "jobs.json"
-    path.write_text(json.dumps(two))
+    path.write_text(json.dumps(jobs))
 
     command = [SCRIPTS / "run_jobs.py", path]
-    run_two(command, command)
+    run_ranks(command, command)
 
-    for i, (flags, _) in enumerate(jobs):
+    for i, (flags, out, _) in enumerate(kinds):
         tolerance = 0.03 if "sampled" in flags else 1e-4  # each rank draws its own samples
-        one = read_log(tmp_path / f"one-{i}")
-        two = read_log(tmp_path / f"two-{i}")
+        one = read_log(out)
+        two = read_log(tmp_path / str(i))
         for a, b in zip(one, two, strict=True):
             assert a == pytest.approx(b, rel=tolerance, abs=tolerance), flags
 
 
 def test_ranks_with_different_checkpoints_are_refused(small):
     crash_in_step(4, small(out="here"))
-    runs = run_two(*[["pretrain.py", *small(out=out)] for out in ("here", "there")], code=2)
+    runs = run_ranks(*[["pretrain.py", *small(out=out)] for out in ("here", "there")], code=2)
     for run in runs:
-        assert "expected a folder that all nodes see" in run.stderr
+        assert "expected a folder that all nodes see" in run.err
 
 
 def test_signal_to_one_rank_stops_all_at_the_same_step(small, tmp_path):
     flags = small("--steps", "9999", "--save_every", "9999")
     command = [SCRIPTS / "end_rank.py", "SIGTERM", "4", *flags]
-    runs = run_two(command, command, code=128 + signal.SIGTERM)
-    assert "Interrupted at step 4" in runs[0].stdout
+    runs = run_ranks(command, command, code=128 + signal.SIGTERM)
+    assert "Interrupted at step 4" in runs[0].out
     assert load_checkpoint(str(tmp_path / "run"))["step"] == 4
 
 
@@ -541,7 +522,7 @@ def test_ranks_that_cannot_share_a_batch_are_refused(small, monkeypatch):
 @pytest.mark.parametrize("number", [
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_signal_saves_the_run(small, tmp_path, number):
-    """The next test resumes it."""
+    """test_run_resumes_whatever_ended_it resumes one."""
     handler = signal.getsignal(number)
     if handler == signal.SIG_IGN:
         pytest.skip("ignored, as nohup ignores SIGHUP")
@@ -604,7 +585,7 @@ def test_two_ctrl_c_end_a_run_whose_worker_is_stuck(small, tmp_path):
 
 def test_ctrl_c_ends_ranks_of_which_one_is_stuck(small):
     flags = small("--workers", "1")
-    env = find_port()
+    env = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=find_port())
     runs = [start_stuck("batch", *flags, RANK=rank, LOCAL_RANK=rank, **env) for rank in "01"]
     while "stuck" not in runs[1].stdout.readline():
         pass
@@ -619,8 +600,8 @@ def test_run_resumes_whatever_ended_it(small, tmp_path):
     sizes = "--dropout 0.1 --steps 40 --save_every 5 --eval_every 20".split()
     flags = small("--cache", tmp_path / "cache", *sizes)
     about = [8, tmp_path / "run", tmp_path / "cache"]
-    done = run_script(SCRIPTS / "end_runs.py", *about, *flags)
-    result = json.loads(done.stdout)
+    [done] = run_ranks([SCRIPTS / "end_runs.py", *about, *flags])
+    result = json.loads(done.out)
     assert result["is_same"]
     assert result["runs"] > 0
     assert result["ended"] >= 8

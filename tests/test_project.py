@@ -2,7 +2,7 @@
 
 import importlib
 import re
-import shutil
+import runpy
 
 import pytest
 
@@ -24,16 +24,25 @@ def assert_fits_a_screen(text):
     assert max(map(len, lines)) <= 110
 
 
-@pytest.mark.parametrize("name", ["hashing", "bloom", "embeddings", "attention"])
-def test_leaf_in_an_empty_folder_runs(name, tmp_path):
-    shutil.copy(ROOT / f"{name}.py", tmp_path)
-    demo = run_script(tmp_path / f"{name}.py", PYTHONPATH="")  # where nothing else is found
-    assert_fits_a_screen(demo.stdout)
+def test_demos_of_leaves_run_where_no_other_file_is_found():
+    code = (
+        "import runpy, sys\n"
+        "sys.path.remove('')\n"
+        "for path in sys.argv[1:]:\n"
+        "    sys.argv = [path]\n"
+        "    runpy.run_path(path, run_name='__main__')\n"
+        "    print('<end>')")
+    leaves = [ROOT / f"{name}.py" for name in ("hashing", "bloom", "embeddings", "attention")]
+    done = run_script("-c", code, *leaves, PYTHONPATH="")
+    *demos, rest = done.stdout.split("<end>\n")
+    assert len(demos) == len(leaves)
+    for demo in demos:
+        assert_fits_a_screen(demo)
 
 
-@pytest.mark.parametrize("name", ["tokenizer"])
-def test_demo_fits_a_screen(name):
-    assert_fits_a_screen(run_script("-m", name).stdout)
+def test_demo_of_the_tokenizer_fits_a_screen(capsys):
+    runpy.run_path(str(ROOT / "tokenizer.py"), run_name="__main__")
+    assert_fits_a_screen(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", ["pretrain", "finetune", "infer"])

@@ -87,21 +87,15 @@ def test_questions_are_nested_as_published_or_flat_as_on_the_hub(tmp_path):
     (dict(answers=[]), "Use --task squad_v2"),
     (dict(answers=[dict(text="d", answer_start=0)]),
      "own.json: 0 of 1 answers stand elsewhere .*, 1 nowhere"),
+    # nested, as published
+    (dict(paragraphs=None), "own.json: expected paragraphs, a list of objects, got None"),
+    (dict(paragraphs=["a"]), "own.json: expected paragraphs, a list of objects, got "),
+    (dict(paragraphs=[dict(context="a")]), "own.json: expected qas, a list of objects, got None"),
 ])
 def test_read_squad_refuses_other_rows(tmp_path, change, message):
     record = dict(question="x", context="a b c", answers=[]) | change
     with pytest.raises(InputError, match=message):
         read(tmp_path / "own.json", [record], "squad")
-
-
-@pytest.mark.parametrize("record, message", [
-    (dict(paragraphs=None), "own.json: expected paragraphs, a list of objects, got None"),
-    (dict(paragraphs=["a"]), "own.json: expected paragraphs, a list of objects, got "),
-    (dict(paragraphs=[dict(context="a")]), "own.json: expected qas, a list of objects, got None"),
-])
-def test_read_squad_refuses_other_nesting(tmp_path, record, message):
-    with pytest.raises(InputError, match=message):
-        read(tmp_path / "own.json", [record])
 
 
 def test_misplaced_answer_is_trained_where_it_is_nearest_and_a_missing_one_not(tmp_path, capsys):

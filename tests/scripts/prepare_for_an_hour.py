@@ -11,7 +11,7 @@ class SlowSource(sources.Source):
     """Jobs of an hour. Each says when it begins."""
 
     def jobs(self):
-        yield from range(4)
+        yield from range(8)  # one for each worker
 
     @classmethod
     def documents(cls, job):

@@ -1,6 +1,6 @@
-"""Run a script of the project where the system lacks something that Linux has.
+"""Run scripts of the project, one after the other, where the system lacks what Linux has.
 
-    python tests/scripts/simulate.py no-fork pretrain.py --data my_texts/
+    python tests/scripts/simulate.py no-fork pretrain.py --data my_texts/ infer.py "a text"
 
     no-fork            processes are spawned, as on macOS and Windows
     no-compiler        no C++ compiler, no Triton
@@ -50,8 +50,14 @@ SYSTEMS = {
 }
 
 if __name__ == "__main__":
-    system, script, *flags = sys.argv[1:]
+    system, *words = sys.argv[1:]
     SYSTEMS[system]()
-    sys.argv = [script, *flags]
     sys.path.insert(0, os.getcwd())
-    runpy.run_path(script, run_name="__main__")
+    commands = []
+    for word in words:
+        if word.endswith(".py"):
+            commands.append([])
+        commands[-1].append(word)
+    for command in commands:
+        sys.argv = command
+        runpy.run_path(command[0], run_name="__main__")
