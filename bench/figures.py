@@ -116,8 +116,8 @@ def draw_pipeline():
                 right.text(15.8, y, text, va="center", fontsize=8)
         axes[0].set_title("1. Hash a word: 128 bits, the first 32 shown; black = 1\n"
                           "(theory: MD5 half, LSH by shared n-grams; ± one std)")
-        axes[1].set_title("2. Proj: a column is the correlation of the 128 bits with\n"
-                          "a vector, random before training; black is highest")
+        axes[1].set_title("2. Proj: each of 16 columns is the correlation of the bits with\n"
+                          "a vector (random before training); black: a panel's highest")
 
 
 def measure_angle_law(words, counts):
@@ -252,7 +252,9 @@ def draw_effects():
             color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.4")
             axis.errorbar(lead.mean / unit, y, xerr=abs(lead.limit / unit), fmt="o", color=color,
                           capsize=4)
-            words = f"{lead.mean / unit:+.0f} %, {verdict}".replace(" at this size", "")
+            words = verdict.replace("the paper's effect is excluded at this size",
+                                    "no lead shown; the paper's is excluded")
+            words = f"{lead.mean / unit:+.0f} %, {words}"
             axis.annotate(words, (lead.mean / unit, y), (0, 7), ha="center", fontsize=8,
                           textcoords="offset points", color=color)
             if "effect" in claim:  # the paper has a number of the same measure
@@ -265,7 +267,7 @@ def draw_effects():
             names.append(textwrap.fill(f"{paper}: {own} over {other}, {measured}", 56))
         axis.plot([], [], "D", color="black", fillstyle="none",
                   label="the paper's lead, where it has one")
-        axis.errorbar([], [], xerr=[], fmt="o", color="0.4", capsize=4,
+        axis.errorbar([], [], xerr=[], fmt="o", color="black", capsize=4,
                       label="ours, with its 95 % interval")
         axis.axvline(0, color="0.5", linewidth=0.8)
         axis.set_yticks(range(len(names)), names, fontsize=8)
