@@ -5,7 +5,7 @@ And the lists of methods in headers and comments, which a new method must join.
 
 import re
 from dataclasses import dataclass
-from inspect import signature
+from inspect import getdoc, signature
 from pathlib import Path
 
 import numpy as np
@@ -294,7 +294,7 @@ def test_table_of_config_names_the_fields_that_an_embedding_reads():
     """Those that its codes or its tables depend on."""
     sizes = {"rows", "bits", "chunk", "hashes", "buckets", "weights", "grams"}
     table = {}
-    for embs, cells in re.findall(r"^        (\w[\w, ]*?)  +(\w.*)$", Config.__doc__, re.M):
+    for embs, cells in re.findall(r"^    (\w[\w, ]*?)  +(\w.*)$", getdoc(Config), re.M):
         for emb in embs.split(", "):
             table[emb] = sizes & set(re.findall(r"\w+", cells))
     del table["method"]  # its head

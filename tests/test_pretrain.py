@@ -453,6 +453,7 @@ def test_ranks_compute_the_gradients_of_one(small, tmp_path, monkeypatch, ranks,
     flags = ["--dropout", "0", *flags.split()]
     script = SCRIPTS / "save_gradients.py"
     with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "1")
         patch.setenv("RANK", "0")
         save = runpy.run_path(script)["main"]
         save(tmp_path / "one-rank-", *small(*flags, out="a"))
