@@ -53,6 +53,9 @@ def predict_part(predictor, part, k):
     examples = []  # of the rows that the model can read
     records = []  # those of these rows
     for row, record in part:
+        if not record:
+            record["error"] = "expected a cell for each column, got more, fewer, or the header."
+            continue
         try:
             example = predictor.read(row)
         except ValueError as error:

@@ -542,12 +542,14 @@ def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path, monkeypatch):
     np.testing.assert_array_equal(np.load(out), found)  # the earlier file is still there
 
 
-def test_vector_of_a_damaged_row_is_zero(untrained, paths, tmp_path):
+def test_damaged_row_has_an_error_and_the_vector_zero(untrained, paths, tmp_path):
     """Also of a fine-tuned model, which has a vector for an empty text."""
     path = tmp_path / "in.csv"
     path.write_text("id,review\n1,cat\n2,a,b\nid,review\n3,the\n")
-    done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path, "--header", "first",
-                    "--vectors", tmp_path / "v.npy")
+    flags = ["--ckpt", paths["classify"], "--file", path, "--header", "first"]
+    done = run_main(infer.main, *flags)
+    assert done.err.count("2 with an error, the first in row 2: expected a cell for each") == 1
+    done = run_main(infer.main, *flags, "--vectors", tmp_path / "v.npy")
     assert "note: 2 rows are damaged, or the header again; their vectors are 0" in done.err
     found = np.load(tmp_path / "v.npy")
     assert (found[1:3] == 0).all()
