@@ -60,7 +60,7 @@ FRONT = """
     claim          | front       | s
     measured       | unit        | s
     claimed better | own_bar     | s
-    its rival      | control_bar | s
+    rival or claim | control_bar | s
     holds here?    | link        | s
 """
 
