@@ -112,7 +112,8 @@ def draw_pipeline():
                 text = (f"{count} of 128 differ\nfrom play\n"
                         f"(theory: {expected[y]:.0f} ± {spread[y]:.0f})")
                 left.text(32.3, y, text, va="center", fontsize=8)
-                text = f"cosine with\nplay: {cosines[y]:.2f}\n(chance: ± 0.25)"
+                chance = proj.weight.shape[0] ** -0.5  # std of the cosine of random vectors
+                text = f"cosine with\nplay: {cosines[y]:.2f}\n(chance: ± {chance:.2f})"
                 right.text(15.8, y, text, va="center", fontsize=8)
         axes[0].set_title("1. Hash a word: 128 bits, the first 32 shown; black = 1\n"
                           "(theory: MD5 half, LSH by shared n-grams; ± one std)")
@@ -258,8 +259,7 @@ def draw_effects():
             axis.annotate(words, (lead.mean / unit, y), (0, 7), ha="center", fontsize=8,
                           textcoords="offset points", color=color)
             if "effect" in claim:  # the paper has a number of the same measure
-                theirs, rival = map(float, re.findall(r"[\d.]+", claim["paper"])[:2])
-                axis.plot(100 * abs(theirs / rival - 1), y, "D", color="black", fillstyle="none")
+                axis.plot(paper_lead(claim), y, "D", color="black", fillstyle="none")
             own, other = claim["bars"]
             measured = claim["unit"].removesuffix(", %").removesuffix(" (lower is better)")
             if "(our" in claim["front"]:
@@ -276,18 +276,31 @@ def draw_effects():
         axis.legend(loc="lower right", fontsize=8)
 
 
+def paper_lead(claim):
+    """Return the lead that the paper prints, in % of the rival: "0.6, 0.5" is 20."""
+    numbers = re.findall(r"[\d.]+", claim["paper"])
+    claimed = float(numbers[0])
+    rival = float(numbers[1])
+    assert abs(claimed - rival - claim["effect"]) < 1e-9, claim["paper"]
+    return 100 * abs(claim["effect"]) / rival
+
+
 def draw_new_results():
     """Draw the three results of docs/claims.md that are ours."""
     with new_figure("new-results", (11, 3.6), columns=3) as (left, middle, right):
         # 1. Symmetric and plain scores: a dot is a run
         runs = {row["name"]: row["loss_all"] for row in read_rows("scores")}
         names = ["dense", "lsh", "random"]
-        for suffix, color in ("", "tab:orange"), ("-symmetric", "tab:blue"):
-            label = "symmetric scores" if suffix else "plain scores"
+        kinds = (("", "tab:orange", "plain scores"),
+                 ("-symmetric", "tab:blue", "symmetric scores"))
+        for suffix, color, label in kinds:
+            places = []
+            losses = []
             for x, name in enumerate(names):
-                losses = runs.get(name + suffix, [])
-                left.scatter([x] * len(losses), losses, color=color, label=label)
-                label = None  # one entry of the legend
+                for loss in runs[name + suffix]:
+                    places.append(x)
+                    losses.append(loss)
+            left.scatter(places, losses, color=color, label=label)
         left.set_xticks(range(3), ["all pairs", "LSH, r 2", "as many\nrandom pairs"], fontsize=8)
         left.set(title="masked-word loss; a dot is a run", xlim=(-0.5, 2.5))
         left.legend(fontsize=8)
@@ -308,12 +321,13 @@ def draw_new_results():
 
         # 3. Misspelled words: 30 topics
         kept = {row["name"]: row for row in read_rows("misspell-linear")}
-        for x, columns in enumerate(("128", "1,024")):
-            for i, features in enumerate(("MD5 bits", "LSH bits", "n-grams")):
-                row = kept[f"{features}, {columns}, articles"]
-                right.bar(x + 0.27 * (i - 1), row["kept"], 0.25, yerr=row["kept_std"], capsize=3,
-                          color=("tab:orange", "tab:blue", "tab:green")[i],
-                          label=features if x == 0 else None)
+        places = {"MD5 bits": -0.27, "LSH bits": 0, "n-grams": 0.27}
+        colors = {"MD5 bits": "tab:orange", "LSH bits": "tab:blue", "n-grams": "tab:green"}
+        for features, place in places.items():
+            bars = [kept[f"{features}, {columns}, articles"] for columns in ("128", "1,024")]
+            right.bar([place, 1 + place], [row["kept"] for row in bars], 0.25,
+                      yerr=[row["kept_std"] for row in bars], capsize=3, color=colors[features],
+                      label=features)
         bag = kept["bag of words, articles"]["kept"]
         right.axhline(bag, color="0.3", linestyle="--", label="bag of words")
         right.set_xticks([0, 1], ["128 columns", "1,024 columns"])

@@ -456,12 +456,13 @@ def test_find_blocks_matches_docstring_example(monkeypatch):
     ]
 
 
-def test_attention_without_its_fast_file_warns_and_is_right(monkeypatch):
+@pytest.mark.parametrize("name", ["attention_fast", "attention_flex"])
+def test_attention_without_a_fast_file_warns_and_is_right(monkeypatch, name):
     """A file that is copied alone is never slow in silence."""
-    monkeypatch.setitem(sys.modules, "attention_fast", None)  # as if there were none
+    monkeypatch.setitem(sys.modules, name, None)  # as if there were none
     vectors = random_vectors(L=300)
     buckets = random_buckets(300)
-    with pytest.warns(UserWarning, match="found no attention_fast.py beside attention.py"):
+    with pytest.warns(UserWarning, match=f"found no {name}.py beside attention.py"):
         out = lsh_attention(*vectors, *buckets)
     assert torch.equal(out, lsh_attention_reference(*vectors, *buckets))
 

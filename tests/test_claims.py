@@ -225,6 +225,45 @@ def test_readme_says_what_its_ten_claims_are():
              for kind in ("flat", "peaked")}
     assert f"with proof {min(times['flat'])} to {max(times['flat'])} times" in text
     assert f"and {min(times['peaked'])} to {max(times['peaked'])} times if one does" in text
+    step, _ = claims.read_sides(find_claim("a training step of Proj is 2.4 times"))
+    assert f"it is {step['mean']:.2f} times as fast: Results" in text
+    english = read_table_rows("english", name="english-detect.pt, sst2")
+    assert f"reaches {english['score']:.0f} %, level" in text
+    assert f"a bag of words, {english['bag_of_words']:.0f} %" in text
+
+
+def test_readme_says_what_was_measured_on_a_gpu():
+    text = (ROOT / "README.md").read_text()
+    ratio = {}  # positions -> flash attention's time over that of LSH attention
+    for L in (8_192, 16_384, 65_536):
+        row = read_table_rows("gpu-attention", dtype="bfloat16", data="random", L=L)
+        ratio[L] = row["dense"] / row["flex"]
+    assert ratio[8_192] < 1 < ratio[16_384]
+    assert f"at 65,536 it is {ratio[65_536]:.1f} times as fast as flash" in text
+    bert = read_table_rows("gpu-bert", batch=64, compiled="no")  # the faster of its two
+    proj = read_table_rows("gpu-steps", batch=64, compiled="yes")
+    assert 0.5 < proj["ms"] / bert["ms"] < 0.6
+    assert "takes little more than half as long as one of Hugging Face's BERT" in text
+
+
+def test_page_says_what_symmetric_scores_and_the_hash_do_to_the_loss():
+    page = " ".join((ROOT / "docs/claims.md").read_text().split())
+    loss = {row["name"]: row["loss"] for row in read_json(ROOT / "results/scores.json")["rows"]}
+    gains = [loss[name] - loss[f"{name}-symmetric"] for name in ("dense", "lsh", "random")]
+    assert "by {:.2f} with all pairs, {:.2f} with LSH of 2 hyperplanes, and {:.2f}".format(
+        *gains) in page
+    for name, words in (("lsh", "LSH raises the loss, by {:.2f} with plain scores and {:.2f}"),
+                        ("random", "random pairs raise it by {:.2f} and {:.2f}")):
+        plain = loss[name] - loss["dense"]
+        symmetric = loss[f"{name}-symmetric"] - loss["dense-symmetric"]
+        assert words.format(plain, symmetric) in page
+
+
+def read_table_rows(file, **values):
+    """Return the only row of results/FILE.json that has these values."""
+    rows = read_json(ROOT / f"results/{file}.json")["rows"]
+    [row] = [row for row in rows if values.items() <= row.items()]
+    return row
 
 
 def find_claim(words):

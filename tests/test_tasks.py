@@ -2,6 +2,7 @@
 
 import json
 import random
+import unicodedata
 from types import SimpleNamespace
 
 import datasets
@@ -158,6 +159,9 @@ def test_dev_rows_with_a_text_of_train_are_counted(tmp_path, capsys, text, num_s
 SPELLINGS = {  # a text and what is the same text to a model -> how it was made
     "title case": str.title,
     "double spaces": lambda text: text.replace(" ", "  "),
+    "white space at the ends": lambda text: f"\t{text} ",
+    "decomposed accents": lambda text: unicodedata.normalize("NFD", text),
+    "line separators": lambda text: text.replace(" ", "\u2028"),
 }
 
 
