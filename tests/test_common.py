@@ -271,6 +271,10 @@ def test_start_workers_are_eight_at_most_and_end_with_the_block(monkeypatch):
     with common.start_workers() as pool:
         assert pool._max_workers == 8
         assert list(pool.map(abs, [-1, -2])) == [1, 2]
+        pool.submit(time.sleep, 100)
+    give_up = time.time() + 10
+    while multiprocessing.active_children() != before and time.time() < give_up:
+        time.sleep(0.01)  # the pool's own thread waits for them too, and may be the first
     assert multiprocessing.active_children() == before
 
 
