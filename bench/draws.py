@@ -2,6 +2,7 @@
 
     bash runs/hash-draws.sh                                  trains the runs, and skips known ones
     python -m bench.draws losses --runs 'out/draws-*' --known results/draws.json
+    python -m bench.draws frontier --runs 'out/frontier-*' --data wiki.jsonl
     python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz
 
 A folder such as out/draws-proj-lsh-0 is a run of the variant proj-lsh. The rows, windows of text or
@@ -11,15 +12,19 @@ seeds, so that two variants can be compared row by row (bench/claims.py).
 
 import contextlib
 import glob
+import statistics
 from argparse import Namespace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
 
+import attention
 from bench import harness
 from bench.attention import use_random_buckets
 from bench.harness import CORPUS, RUNS
+from bench.shared_keys import use_shared_keys
 from bench.symmetric_scores import use_symmetric_scores
 from data.batches import Draw, TextBatches
 from data.codes import build_targets
@@ -31,6 +36,7 @@ from tokenizer import FIRST_WORD_ID
 CONTROLS = {  # what a variant's name has -> the context in which it was trained
     "random": use_random_buckets,  # bench/random_pairs.py
     "dense-symmetric": use_symmetric_scores,  # bench/symmetric_scores.py
+    "shared": use_shared_keys,  # bench/shared_keys.py
 }
 SETTINGS = ("seed", "hash_seed", "key", "steps", "corpus")  # of a run, kept beside its rows
 
@@ -39,6 +45,13 @@ LOSSES = """
     loss             | loss  | .4f ±
     runs             | seeds | ,
     held-out windows | n     | ,
+"""
+FRONTIER = """
+    positions, attention | name  | s
+    scored pairs, %      | pairs | .2f
+    loss                 | loss  | .4f ±
+    runs                 | seeds | ,
+    held-out windows     | n     | ,
 """
 RECALL = """
     variant       | name   | s
@@ -51,6 +64,13 @@ RECALL = """
 def bench_losses(args):
     """Collect the held-out losses of pre-trained runs, window by window."""
     return collect(args, "loss", measure_windows)
+
+
+def bench_frontier(args):
+    """Collect the held-out losses of LSH attention beside the share of pairs that it scores."""
+    for row in collect(args, "loss", measure_windows):
+        shares = [run["settings"]["pairs"] for run in row["runs"]]
+        yield row | dict(pairs=100 * statistics.mean(shares))
 
 
 def bench_recall(args):
@@ -127,7 +147,7 @@ def measure_windows(folder, args):
     Returns:
         losses: float array (W,). A window counts by its number of scored positions: the mean over
             windows is the loss of a position, as pretrain.py reports it.
-        settings: dict, those of SETTINGS.
+        settings: dict, those of SETTINGS, and pairs, the share of pairs that have a score.
     """
     model, corpus, objective, settings = load_ended(folder, args)
     word_counts = corpus.counts[FIRST_WORD_ID:len(model.codes)]
@@ -141,12 +161,27 @@ def measure_windows(folder, args):
     torch.manual_seed(0)  # for random buckets
     losses = []
     num_scored = 0
-    with context:
+    with context, count_pairs() as shares:
         for inputs, labels in zip(held_out.inputs, held_out.labels):
             batch = make_batch(inputs.unsqueeze(0), labels.unsqueeze(0))
             losses.append(objective.loss(model, batch).item())
             num_scored += len(batch.positions)
-    return np.array(losses) * len(losses) / num_scored, settings
+    pairs = statistics.mean(shares) if shares else 1.0
+    return np.array(losses) * len(losses) / num_scored, settings | dict(pairs=pairs)
+
+
+@contextlib.contextmanager
+def count_pairs():
+    """Collect the share of pairs that collide, of each call of LSH attention, in a list."""
+    attend = attention.lsh_attention
+    shares = []
+
+    def watch(q, k, v, hq, hk, **options):
+        shares.append(attention.collisions(hq, hk).float().mean().item())
+        return attend(q, k, v, hq, hk, **options)
+
+    with mock.patch.object(attention, "lsh_attention", watch):
+        yield shares
 
 
 @torch.no_grad()
@@ -182,6 +217,7 @@ def measure_sets(folder, args):
 FLAGS = CORPUS | RUNS | dict(known=None)
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "losses": (bench_losses, LOSSES, FLAGS),
+    "frontier": (bench_frontier, FRONTIER, FLAGS),
     "recall": (bench_recall, RECALL, FLAGS),
 }
 
