@@ -2,7 +2,7 @@
 
     bash runs/hash-draws.sh                                  trains the runs, and skips known ones
     python -m bench.draws losses --runs 'out/draws-*' --known results/draws.json
-    python -m bench.draws frontier --runs 'out/frontier-*' --data wiki.jsonl
+    python -m bench.draws frontier --runs 'out/frontier-*'
     python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz
 
 A folder such as out/draws-proj-lsh-0 is a run of the variant proj-lsh. The rows, windows of text or
