@@ -219,14 +219,14 @@ def test_readme_says_what_its_ten_claims_are():
     assert all("times as fast" in claim["unit"] for claim in speeds)
     # what its bullets say with numbers of claims that have no row
     tokens, table = claims.read_sides(find_claim("α 25 (widths 256, 88), 3,000 steps"))
-    assert f"{table['mean']:.3f} against {tokens['mean']:.3f} after 3,000 steps" in text
+    assert tokens["mean"] < table["mean"] / 2
+    assert "far worse where 25 items share a token" in text
     bloom = read_json(ROOT / "results/bloom.json")["rows"]
-    times = {kind: [round(row["all"] / row["sure"]) for row in bloom if kind in row["name"]]
-             for kind in ("flat", "peaked")}
-    assert f"with proof {min(times['flat'])} to {max(times['flat'])} times" in text
-    assert f"and {min(times['peaked'])} to {max(times['peaked'])} times if one does" in text
+    times = [round(row["all"] / row["sure"]) for row in bloom
+             if row["name"].endswith(("flat", "peaked"))]
+    assert f"{min(times)} to {max(times)} times if it must prove its answer" in text
     step, _ = claims.read_sides(find_claim("a training step of Proj is 2.4 times"))
-    assert f"it is {step['mean']:.2f} times as fast: Results" in text
+    assert f"| Proj: {step['mean']:.2f} |" in text
     english = read_table_rows("english", name="english-detect.pt, sst2")
     assert f"reaches {english['score']:.0f} %, level" in text
     assert f"a bag of words, {english['bag_of_words']:.0f} %" in text
@@ -239,7 +239,7 @@ def test_readme_says_what_was_measured_on_a_gpu():
         row = read_table_rows("gpu-attention", dtype="bfloat16", data="random", L=L)
         ratio[L] = row["dense"] / row["flex"]
     assert ratio[8_192] < 1 < ratio[16_384]
-    assert f"at 65,536 it is {ratio[65_536]:.1f} times as fast as flash" in text
+    assert f"at 65,536 it is {ratio[65_536]:.1f} times as fast ([docs" in text
     bert = read_table_rows("gpu-bert", batch=64, compiled="no")  # the faster of its two
     proj = read_table_rows("gpu-steps", batch=64, compiled="yes")
     assert 0.5 < proj["ms"] / bert["ms"] < 0.6
