@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from bloom import beam_search, hash_logp
+from coherent import popularity_prior
 from data.rows import add_reader_flags, reader_options
 from data.splitters import import_tokenizers
 from data.squad import V2, find_answers, sliding_windows
@@ -53,7 +54,7 @@ def infer(args):
         name = "english-fill.pt" if is_masked else "english-detect.pt"
         args.ckpt = Path(__file__).with_name("models") / name
     print(f"model: {args.ckpt}", file=sys.stderr)
-    predictor = Predictor(args.ckpt, find_device(args.device), args.truncate)
+    predictor = Predictor(args.ckpt, find_device(args.device), args.truncate, prior=args.prior)
 
     if args.texts:
         print_texts(predictor, args.texts, args.top_k)
@@ -107,6 +108,10 @@ class Readout:
         self.items = items
         self.kinds = kinds
         self.task = task
+
+    def set_prior(self, weight, counts):
+        """Add a prior to the scores of items; counts (N,) as in a checkpoint, or None."""
+        raise InputError("--prior: expected a model of item sets with --emb bloom.")
 
     def check(self, example):
         """Raise a ValueError if the head cannot read an Example."""
@@ -253,6 +258,12 @@ class ItemSearch(MaskReadout):
     def __init__(self, model, tokenizer, items, kinds, task):
         super().__init__(model, tokenizer, items, kinds, task)
         self.item_map = map_items(tokenizer, items, model.config.buckets)
+        self.prior = None  # float (N,)
+
+    def set_prior(self, weight, counts):
+        if counts is None:  # of texts, or of an older run
+            super().set_prior(weight, counts)
+        self.prior = weight * popularity_prior(counts, self.item_map)
 
     def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
         # (M, m, R): m hashes of an item
@@ -263,7 +274,8 @@ class ItemSearch(MaskReadout):
         shown = torch.tensor(example.shown, dtype=torch.int64, device=logits.device)  # (E,)
         # without a limit of rounds the search goes on until the k best are certified
         best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
-            logp, self.item_map, k, beam=k, rounds=None, exclude=shown.expand(len(logp), -1))
+            logp, self.item_map, k, beam=k, rounds=None, exclude=shown.expand(len(logp), -1),
+            prior=self.prior)
         result = []
         for i, scored in enumerate(num_scored.tolist()):
             pairs = self.name_items(best[i], scores[i])  # -1: fewer than k items are left
@@ -365,6 +377,8 @@ class Predictor:
         truncate: bool, read the start of a text that is too long for a pre-trained model.
         words: list[str], the most frequent first, what neighbors searches and, without a
             vocabulary, the heads for [MASK]; None: those of the checkpoint.
+        prior: float, weight of the items' popularity in the scores of a model of item sets, see
+            coherent.popularity_prior.
 
     Attributes:
         task: dict, what finetune.py says about its task; empty after pretrain.py.
@@ -378,7 +392,7 @@ class Predictor:
         InputError: The checkpoint is damaged, a row cannot be read, or the head is another one.
     """
 
-    def __init__(self, path, device="cpu", truncate=False, words=None):
+    def __init__(self, path, device="cpu", truncate=False, words=None, prior=0.0):
         checkpoint = load_checkpoint(path)
         with blame(path):
             self.model = load_model(checkpoint)
@@ -404,6 +418,8 @@ class Predictor:
             self.reader = SetReader(self.tokenizer, length, may_cut, items)
         readout_class = READOUTS[self.model.head.method]
         self.readout = readout_class(self.model, self.tokenizer, items, self.kinds, self.task)
+        if prior != 0.0:
+            self.readout.set_prior(prior, checkpoint.get("item_counts"))
 
     # What the head says
 
@@ -558,6 +574,8 @@ def build_parser():
     add_reader_flags(add)
     add("--truncate", action="store_true", help="cut texts too long for a pre-trained model")
     add("--top_k", type=at_least(1), default=8, help="results to list (default: 8)")
+    add("--prior", type=at_least(0, float, 1), default=0.0, metavar="WEIGHT",
+        help="add popularity to the scores of items, weight 0 to 1 (default: 0, as in Superbloom)")
     add("--device", default="cpu", help="cpu, cuda, or auto (default: cpu)")
     return parser
 

@@ -81,6 +81,13 @@ class ItemSetBatches(Batches):
                              "Use smaller batches, more sets, or tabs between items.")
         self.words_per_sequence = float(self.segment_sizes[self.train_pages].mean())
 
+    def count_items(self):
+        """Return how often the training pages have each item, int64 (N,)."""
+        is_training = np.zeros(len(self.page_sizes), bool)
+        is_training[self.train_pages] = True
+        items = self.ids[is_training.repeat(self.page_sizes)] - FIRST_WORD_ID
+        return np.bincount(items, minlength=self.num_known - FIRST_WORD_ID)
+
     def draw_order(self, epoch):
         rng = np.random.default_rng([self.seed, ORDER, epoch])
         return rng.permutation(self.train_pages)

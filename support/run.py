@@ -12,6 +12,8 @@ Out of scope: the file of a checkpoint (common.py), log.jsonl (log.py), texts (r
 import math
 from pathlib import Path
 
+import torch
+
 from support.common import InputError, load_checkpoint, save_checkpoint
 from support.flags import DEFAULTS, MAY_CHANGE
 
@@ -97,6 +99,9 @@ class Run:
         self.parts = dict(  # what all checkpoints have in common
             run=facts, dtype=dtype, kinds=kinds, tokenizer=data.tokenizer.state(),
             words=data.corpus.frequent(NEAR_WORDS))
+        if data.tokenizer.coder.bloom_map is not None and not data.config.order:
+            # for infer.py --prior
+            self.parts["item_counts"] = torch.from_numpy(data.batches.count_items())
         self.log = log
         self.is_writer = is_writer
         self.step = 0

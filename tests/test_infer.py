@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis
@@ -20,6 +21,9 @@ import torch
 import torch.nn.functional as F
 
 import infer
+from bloom import random_order
+from coherent import popularity_prior
+from data.items import HELD_OUT_KEY
 from hashing import MD5, normalize_word, sketch_index
 from infer import Predictor
 from model import Config, Model
@@ -596,6 +600,33 @@ def test_damaged_checkpoint_ends_in_one_line(paths, tmp_path):
     path = tmp_path / "ckpt.pt"
     torch.save(parts, path)
     assert_refused(infer.main, ["--ckpt", path, "a"], f"infer.py: {path}: ")
+
+
+# The prior of items
+
+
+def test_prior_is_of_the_training_sets_and_changes_scores_by_its_weight(sets_run, pages_path):
+    plain = Predictor(sets_run)
+    weighted = Predictor(sets_run, prior=0.5)
+    names = plain.tokenizer.words
+    row = tuple(names[:2])
+    # counted from the file
+    pages = [json.loads(line)["links"] for line in open(pages_path)]
+    order = random_order(len(pages), HELD_OUT_KEY)
+    counts = Counter(name for i in order[len(pages) // 10:] for name in pages[i])
+    prior = popularity_prior([counts[name] for name in names], plain.tokenizer.coder.bloom_map)
+    before = dict(plain.predict_missing(row, k=len(names))[0]["items"])
+    after = weighted.predict_missing(row, k=len(names))[0]["items"]
+    assert len(after) == len(names) - 2
+    for name, score in after:
+        expected = before[name] + 0.5 * prior[names.index(name)].item()
+        assert score == pytest.approx(expected, abs=1e-5)
+    assert [name for name, _ in after] != list(before)
+
+
+@pytest.mark.parametrize("name", ["detect", "missing", "fixed_set", "set"])
+def test_prior_needs_counts_of_items(paths, name):
+    assert_refused(infer.main, ["--ckpt", paths[name], "--prior", "0.5", "a"], "--prior: expected")
 
 
 # Import, threads, kinds, hashes
