@@ -29,6 +29,7 @@ the rule in `judge`, and from nothing else. The fields of a claim:
 
 import functools
 import math
+import re
 from collections import Counter
 from typing import NamedTuple
 
@@ -56,12 +57,13 @@ COLUMNS = """
     script           | script  | s
 """
 FRONT = """
-    paper          | of_paper    | s
-    claim          | front       | s
-    measured       | unit        | s
-    claimed better | own_bar     | s
-    rival or claim | control_bar | s
-    holds here?    | link        | s
+    paper                | of_paper    | s
+    claim                | front       | s
+    measured             | unit        | s
+    claimed better       | own_bar     | s
+    rival or claim       | control_bar | s
+    lead, 95 % interval  | percent     | s
+    holds here?          | link        | s
 """
 
 
@@ -121,11 +123,45 @@ def list_cells(claim):
         row["verdict"] += f". {note}"
     if "front" in claim:
         own, other = claim["bars"]
-        row |= dict(front=claim["front"], unit=claim["unit"],
-                    own_bar=f"{own}: {write_number(here)}",
-                    control_bar=f"{other}: {write_number(control)}",
-                    link=f"[{verdict}]({script})")
+        percent = "one run"
+        if difference.limit > 0:
+            lead, limit = find_lead(claim)
+            percent = f"{lead:+.0f} % ({lead - limit:+.0f} to {lead + limit:+.0f})"
+        row |= dict(front=claim["front"], unit=claim["unit"], percent=percent,
+                    own_bar=f"{own}: {write_number(here | dict(std=None))}",
+                    control_bar=f"{other}: {write_number(control | dict(std=None))}",
+                    link=f"[{write_verdict(claim)}]({script})")
     return row
+
+
+def find_lead(claim):
+    """Return the lead of the side that is claimed better, and its limit, in % of the rival.
+
+    Positive is better, of a loss as well as of a score.
+    """
+    here, control = read_sides(claim)
+    difference = compare(claim, here, control)
+    unit = control["mean"] / 100
+    if claim.get("rule") == "lower":
+        return -difference.mean / unit, difference.limit / unit
+    return difference.mean / unit, difference.limit / unit
+
+
+def find_claimed_lead(claim):
+    """Return the lead that the paper prints, in % of the rival: "0.6, 0.5" is 20."""
+    numbers = re.findall(r"[\d.]+", claim["paper"])
+    claimed = float(numbers[0])
+    rival = float(numbers[1])
+    assert abs(claimed - rival - claim["effect"]) < 1e-9, claim["paper"]
+    return 100 * abs(claim["effect"]) / rival
+
+
+def write_verdict(claim):
+    """Return the verdict on a claim in the words of README and its picture."""
+    kind, verdict = judge(claim, *read_sides(claim))
+    if kind == "excluded":
+        return f"no lead shown; the paper's +{find_claimed_lead(claim):.0f} % is excluded"
+    return verdict
 
 
 # The rule

@@ -244,22 +244,14 @@ def draw_effects():
     names = []
     with new_figure("effects", (9.5, 0.8 + 0.52 * len(rows))) as [axis]:
         for y, (paper, claim) in enumerate(rows):
-            here, control = claims.read_sides(claim)
-            lead = claims.compare(claim, here, control)
-            unit = control["mean"] / 100
-            if claim.get("rule") == "lower":
-                unit = -unit  # the claimed side is on the right
-            _, verdict = claims.judge(claim, here, control)
+            lead, limit = claims.find_lead(claim)
+            verdict = claims.write_verdict(claim)
             color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.4")
-            axis.errorbar(lead.mean / unit, y, xerr=abs(lead.limit / unit), fmt="o", color=color,
-                          capsize=4)
-            words = verdict.replace("the paper's effect is excluded at this size",
-                                    "no lead shown; the paper's is excluded")
-            words = f"{lead.mean / unit:+.0f} %, {words}"
-            axis.annotate(words, (lead.mean / unit, y), (0, 7), ha="center", fontsize=8,
+            axis.errorbar(lead, y, xerr=limit, fmt="o", color=color, capsize=4)
+            axis.annotate(f"{lead:+.0f} %, {verdict}", (lead, y), (0, 7), ha="center", fontsize=8,
                           textcoords="offset points", color=color)
             if "effect" in claim:  # the paper has a number of the same measure
-                axis.plot(paper_lead(claim), y, "D", color="black", fillstyle="none")
+                axis.plot(claims.find_claimed_lead(claim), y, "D", color="black", fillstyle="none")
             own, other = claim["bars"]
             measured = claim["unit"].removesuffix(", %").removesuffix(" (lower is better)")
             if "(our" in claim["front"]:
@@ -274,15 +266,6 @@ def draw_effects():
         axis.set_ylim(len(names) - 0.5, -0.8)
         axis.set_xlabel("lead of the claimed side (lower loss, higher score), in % of its rival")
         axis.legend(loc="lower right", fontsize=8)
-
-
-def paper_lead(claim):
-    """Return the lead that the paper prints, in % of the rival: "0.6, 0.5" is 20."""
-    numbers = re.findall(r"[\d.]+", claim["paper"])
-    claimed = float(numbers[0])
-    rival = float(numbers[1])
-    assert abs(claimed - rival - claim["effect"]) < 1e-9, claim["paper"]
-    return 100 * abs(claim["effect"]) / rival
 
 
 def draw_new_results():

@@ -220,13 +220,16 @@ def test_readme_says_what_its_ten_claims_are():
     # what its bullets say with numbers of claims that have no row
     tokens, table = claims.read_sides(find_claim("α 25 (widths 256, 88), 3,000 steps"))
     assert tokens["mean"] < table["mean"] / 2
-    assert "far worse where 25 items share a token" in text
+    assert "with 25 the table is [far ahead]" in text
     bloom = read_json(ROOT / "results/bloom.json")["rows"]
-    times = [round(row["all"] / row["sure"]) for row in bloom
-             if row["name"].endswith(("flat", "peaked"))]
-    assert f"{min(times)} to {max(times)} times if it must prove its answer" in text
+    for kind, words in (("flat", "it is {} to {} times as fast on such scores"),
+                        ("peaked", "and {} to {} times where one item stands out")):
+        times = [round(row["all"] / row["sure"]) for row in bloom if kind in row["name"]]
+        assert words.format(min(times), max(times)) in text
+    [search] = [claim for claim in rows if "without proof" in claim["front"]]
+    assert f"search is {claims.read_sides(search)[0]['mean']:.0f} times as fast" in text
     step, _ = claims.read_sides(find_claim("a training step of Proj is 2.4 times"))
-    assert f"| Proj: {step['mean']:.2f} |" in text
+    assert f"the gain is {step['mean']:.2f}: Results" in text
     english = read_table_rows("english", name="english-detect.pt, sst2")
     assert f"reaches {english['score']:.0f} %, level" in text
     assert f"a bag of words, {english['bag_of_words']:.0f} %" in text
