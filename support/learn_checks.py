@@ -56,6 +56,9 @@ def check(name, yours):
         for frame in traceback.extract_tb(error.__traceback__):
             if frame.name == name:
                 verdict += f", at the line: {frame.line}"
+        hint = RAISED.get((name, type(error)))
+        if hint is not None:
+            verdict += f". {hint}"
     print(f"{name}: {verdict}")
 
 
@@ -709,6 +712,12 @@ EXTRA_KEY_HINTS = {
 }
 
 
+RAISED = {  # name, error that a usual mistake raises -> what is wrong
+    ("my_bits", KeyError): "A word may have n-grams that no word of the corpus has. They have no "
+                           "number, and add nothing.",
+    ("my_certificate", RuntimeError): "Is nothing scored? Score the items that have a bucket in "
+                                      "a beam: one bucket is enough.",
+}
 EXERCISES = {
     "my_bits": Exercise(bits_cases, BITS_HINTS),
     "my_proj": Exercise(proj_cases, PROJ_HINTS),

@@ -265,6 +265,23 @@ def test_other_error_shows_the_first_wrong_case(capsys):
     assert "expected [2.0, 7.0], got [2.0, 8.0]" in printed
 
 
+def test_usual_error_that_raises_has_a_hint(capsys):
+    def my_bits(word, feature_of_gram, eta, T):
+        windows = [eta[feature_of_gram[gram]:][:T] for gram in list_ngrams(word)]
+        return sum(windows, np.zeros(T)) > 0
+
+    def my_certificate(logp, digest, beam):
+        beams = logp.topk(beam, 1).indices
+        is_scored = torch.isin(digest[:, 0], beams[0]) & torch.isin(digest[:, 1], beams[1])
+        scores = logp[0, digest[:, 0]] + logp[1, digest[:, 1]]
+        return scores[is_scored].max() >= 0, is_scored.sum()
+
+    check("my_bits", my_bits)
+    assert "no word of the corpus has" in capsys.readouterr().out
+    check("my_certificate", my_certificate)
+    assert "one bucket is enough" in capsys.readouterr().out
+
+
 def test_function_that_raises_is_reported_with_its_line(capsys):
     def my_loss(logits, buckets):
         return logits[buckets, 99]
