@@ -47,6 +47,7 @@ def main(argv=None):
         draw_attention()
         draw_effects()
         draw_new_results()
+        draw_frontier()
 
 
 def build_parser():
@@ -258,14 +259,14 @@ def draw_effects():
                 measured += " (our check)"
             names.append(textwrap.fill(f"{paper}: {own} over {other}, {measured}", 56))
         axis.plot([], [], "D", color="black", fillstyle="none",
-                  label="the paper's lead, where it has one")
+                  label="the paper's lead, where it has this measure")
         axis.errorbar([], [], xerr=[], fmt="o", color="black", capsize=4,
                       label="ours, with its 95 % interval")
         axis.axvline(0, color="0.5", linewidth=0.8)
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_ylim(len(names) - 0.5, -0.8)
         axis.set_xlabel("lead of the claimed side (lower loss, higher score), in % of its rival")
-        axis.legend(loc="lower right", fontsize=8)
+        axis.legend(loc="upper right", fontsize=8, frameon=True)
 
 
 def draw_new_results():
@@ -317,6 +318,30 @@ def draw_new_results():
         right.set(ylim=(50, 100), title="% of the accuracy on 30 topics that is\n"
                                         "left with 40 % of the words misspelled")
         right.legend(fontsize=8, ncols=2)
+
+
+def draw_frontier():
+    """Draw the loss of LSH attention, less that of dense attention, against the scored pairs."""
+    rows = {row["name"]: row for row in read_rows("frontier")}
+    with new_figure("frontier", (6, 3.6)) as [axis]:
+        for L, color in ((128, "tab:blue"), (512, "tab:orange"), (1024, "tab:green")):
+            dense = rows[f"{L}-dense"]["loss"]
+            lsh = [rows[f"{L}-{r}"] for r in (8, 4, 2, 1)]
+            axis.errorbar([row["pairs"] for row in lsh], [row["loss"] - dense for row in lsh],
+                          [row["loss_std"] for row in lsh], fmt="o-", color=color, capsize=3,
+                          label=f"{L:,} positions")
+            shared = rows[f"{L}-shared-4"]
+            axis.plot(shared["pairs"], shared["loss"] - dense, "x", color=color)
+        for row, r in zip(lsh, (8, 4, 2, 1)):
+            axis.annotate(f"r {r}", (row["pairs"], row["loss"] - dense), (6, 4), fontsize=8,
+                          textcoords="offset points")
+        axis.plot([], [], "x", color="black", label="r 4, the keys are the queries")
+        axis.axhline(0, color="0.5", linewidth=0.8)
+        axis.set_xscale("log")
+        axis.set_xticks([0.5, 1, 2, 5, 10, 20, 50, 100], [0.5, 1, 2, 5, 10, 20, 50, 100])
+        axis.minorticks_off()
+        axis.set(xlabel="scored pairs, %", title="masked-word loss, less that of all pairs")
+        axis.legend(fontsize=8)
 
 
 def read_rows(name):
