@@ -23,13 +23,13 @@ import math
 import resource
 import statistics
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 import attention
 from bench import harness
+from bench.attention_controls import permute_buckets, use_random_pairs
 from bench.harness import GLUE_FILES, RUNS, Stopwatch
 from data.python_source import python_files, python_texts
 
@@ -43,12 +43,6 @@ def draw_functions(num_heads, num_hyperplanes=8, num_buckets=256, size=64):
 def hash_both(q, k, draw, num_buckets=256):
     """Return the buckets of queries and keys under a draw of hyperplanes."""
     return attention.simhash(q, *draw, num_buckets), attention.simhash(k, *draw, num_buckets)
-
-
-def permute_buckets(h):
-    """Return buckets of equal sizes in a random order, unrelated to the vectors."""
-    order = torch.rand(h.shape, device=h.device).argsort(-1)
-    return h.gather(-1, order)
 
 
 def random_qkv(*shape, dtype=torch.float32):
@@ -342,17 +336,11 @@ TWINS = {  # name -> flags of pretrain.py
 }
 
 
-def use_random_buckets():
-    """Return a context in which models permute their hash buckets: the control experiment."""
-    simhash = attention.simhash
-    return mock.patch.object(attention, "simhash", lambda *args: permute_buckets(simhash(*args)))
-
-
 def train_twin(job, flags):
     """Pre-train one twin and fine-tune it on SST-2 and SQuAD; return its scores."""
     context = contextlib.nullcontext()  # changes nothing
     if job.name == CONTROL:
-        context = use_random_buckets()
+        context = use_random_pairs()
     with context:
         result = harness.train_variant(job)
         start = ["--ckpt", job.folder]

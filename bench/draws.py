@@ -22,10 +22,8 @@ import torch
 
 import attention
 from bench import harness
-from bench.attention import use_random_buckets
+from bench.attention_controls import CONTROLS
 from bench.harness import CORPUS, RUNS
-from bench.shared_keys import use_shared_keys
-from bench.symmetric_scores import use_symmetric_scores
 from data.batches import Draw, TextBatches
 from data.codes import build_targets
 from data.items import ItemSetBatches, split_pages
@@ -33,11 +31,6 @@ from objectives import build_objective, make_batch
 from support.common import load_checkpoint, read_json
 from tokenizer import FIRST_WORD_ID
 
-CONTROLS = {  # what a variant's name has -> the context in which it was trained
-    "random": use_random_buckets,  # bench/random_pairs.py
-    "dense-symmetric": use_symmetric_scores,  # bench/symmetric_scores.py
-    "shared": use_shared_keys,  # bench/shared_keys.py
-}
 SETTINGS = ("seed", "hash_seed", "key", "steps", "corpus")  # of a run, kept beside its rows
 
 LOSSES = """
@@ -154,14 +147,16 @@ def measure_windows(folder, args):
     batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
     # all windows are corrupted at once, as in an evaluation, and read one by one
     held_out = objective.corrupt_batch(batches.eval_batch(slice(None)))
-    context = contextlib.nullcontext()  # changes nothing
-    for name, use_control in CONTROLS.items():
-        if name in Path(folder).name:
-            context = use_control()
     torch.manual_seed(0)  # for random buckets
     losses = []
     num_scored = 0
-    with context, count_pairs() as shares:
+    with contextlib.ExitStack() as stack:
+        # the controls that the run's name has are those in which it was trained. Symmetric scores
+        # change nothing of --lsh_pairs upper
+        for name, use_control in CONTROLS.items():
+            if name in Path(folder).name:
+                stack.enter_context(use_control())
+        shares = stack.enter_context(count_pairs())
         for inputs, labels in zip(held_out.inputs, held_out.labels):
             batch = make_batch(inputs.unsqueeze(0), labels.unsqueeze(0))
             losses.append(objective.loss(model, batch).item())

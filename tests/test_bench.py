@@ -14,8 +14,8 @@ import torch
 
 import attention as lsh_attention
 import pretrain
-from bench import attention, claims, copies, figures, gpu, harness, hashformers, sketch
-from bench import superbloom, topics, training
+from bench import attention, attention_controls, claims, copies, figures, gpu, harness
+from bench import hashformers, sketch, superbloom, topics, training
 from data.splitters import BPE
 from hashing import MD5, sketch_index
 from model import Config
@@ -208,7 +208,7 @@ def test_random_buckets_are_those_of_the_layer_in_another_order():
     q = torch.randn(3, 4, 40, 8)
     hashes = (layer.planes, layer.coef, layer.num_buckets)
     buckets = lsh_attention.simhash(q, *hashes)
-    with attention.use_random_buckets():
+    with attention_controls.use_random_pairs():
         control = lsh_attention.simhash(q, *hashes)
     assert not torch.equal(buckets, control)
     assert torch.equal(buckets.sort(-1).values, control.sort(-1).values)
