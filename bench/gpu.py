@@ -1,10 +1,9 @@
 """One GPU: attention, training steps, words per second. runs/gpu.sh has all.
 
     python -m bench.gpu kernels         or mfu, words
-    python -m bench.gpu quick           all of them at tiny sizes, 20 seconds on a CPU
 
 A time is the mean of calls in a row between two waits for the GPU: as in training, the host may be
-ahead of it. Without a GPU run quick; the full tables take hours.
+ahead of it.
 
 Notation:
     B batch   H heads   L positions   n hash functions   r hyperplanes   m buckets
@@ -211,26 +210,10 @@ def bench_words(args, *, models=MODELS, num_words=20_000, steps=400, compiles=(T
                        low=min(speeds), high=max(speeds))
 
 
-QUICK = {  # table -> sizes that take seconds on a CPU
-    "kernels": dict(heads=2, positions=64, calls=1, lengths=(32,)),
-    "mfu": dict(preset="tiny", batches=(2,), compiles=(False,), calls=1),
-    "words": dict(models={"tiny": ""}, num_words=90, steps=20, compiles=(False,)),
-}
-
-
-def bench_quick(args):
-    """Run all tables at tiny sizes, to see in seconds whether they work on this machine."""
-    for name, sizes in QUICK.items():
-        measure, _, _ = TABLES[name]
-        rows = list(measure(args, **sizes))
-        yield dict(name=name, rows=len(rows))
-
-
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "kernels": (bench_kernels, KERNELS, {}),
     "mfu": (bench_mfu, MFU, {}),
     "words": (bench_words, WORDS, {}),
-    "quick": (bench_quick, "table | name | s\nrows | rows | ,", {}),
 }
 
 
