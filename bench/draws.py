@@ -24,9 +24,9 @@ import attention
 from bench import harness
 from bench.attention_controls import CONTROLS
 from bench.harness import CORPUS, RUNS
+from bench.superbloom import read_sets
 from data.batches import Draw, TextBatches
 from data.codes import build_targets
-from data.items import ItemSetBatches, split_pages
 from objectives import build_objective, make_batch
 from support.common import load_checkpoint, read_json
 from tokenizer import FIRST_WORD_ID
@@ -121,12 +121,7 @@ def has_ended(folder):
 
 def load_ended(folder, args):
     """Return model, corpus, objective and settings of a run, as they are after its last step."""
-    model, tokenizer, checkpoint = harness.load_run(folder)
-    run = checkpoint["run"]
-    corpus = harness.load_corpus_of(run, args)
-    tokenizer.ids(corpus.words)
-    harness.set_codes(model, tokenizer)
-    model.eval()
+    model, tokenizer, corpus, run = harness.load_run_with_corpus(folder, args)
     targets = build_targets(model.config, tokenizer, corpus, model.codes)
     objective = build_objective(model.config, Namespace(**run),
                                 Namespace(targets=targets, tokenizer=tokenizer), model.device)
@@ -191,13 +186,10 @@ def measure_sets(folder, args):
         settings: dict, those of SETTINGS.
     """
     model, corpus, objective, settings = load_ended(folder, args)
-    word_counts = corpus.counts[FIRST_WORD_ID:len(model.codes)]
-    batches = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), word_counts,
-                             model.config.length, 1, seed=0)
-    held_out = batches.eval_batch(slice(None))
+    _, sets, _ = read_sets(corpus, model.config.length, len(model.codes) - FIRST_WORD_ID)
     hits = []
     num_items = 0
-    for ids in held_out.ids:
+    for ids in sets:
         items = ids[ids != 0]  # (n,), without padding
         n = len(items)
         # row i has item i masked

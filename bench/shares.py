@@ -15,6 +15,7 @@ import torch
 
 import attention
 from bench import harness
+from bench.attention import hash_both
 from bench.harness import REQUIRED, RUNS
 from model import LAYER_STRIDE
 from support.common import InputError
@@ -74,8 +75,7 @@ def measure(q, k, r, generator):
     """
     _, H, _, e = q.shape
     draw = attention.draw_hyperplanes(H, 1, r, e, NUM_BUCKETS, generator)
-    hq = attention.simhash(q, *draw, NUM_BUCKETS)
-    hk = attention.simhash(k, *draw, NUM_BUCKETS)
+    hq, hk = hash_both(q, k, draw, NUM_BUCKETS)
     inside = 1 - outside_share(q, k, hq, hk)  # (B, H, L)
     is_empty = ~attention.collisions(hq, hk).any(-1)
     return dict(inside=100 * inside.mean().item(), empty=100 * is_empty.float().mean().item())

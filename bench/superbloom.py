@@ -327,15 +327,13 @@ class Hidden(NamedTuple):
 @torch.no_grad()
 def hide_items(folder, args):
     """Return the Hidden of a run over item sets."""
-    model, tokenizer, checkpoint = harness.load_run(folder)
+    model, tokenizer, corpus, _ = harness.load_run_with_corpus(folder, args)
     bloom_map = tokenizer.coder.bloom_map
     if bloom_map is None:
         raise InputError(f"--runs: expected runs of --emb bloom, got {folder}.")
-    corpus = harness.load_corpus_of(checkpoint["run"], args)
     _, ids, masked = read_sets(corpus, model.config.length, bloom_map.n_items)
     correct = ids.gather(1, masked[:, None])  # (P, 1)
     inputs = ids.scatter(1, masked[:, None], MASK)
-    harness.set_codes(model, tokenizer)
     positions = (inputs == MASK).flatten().nonzero().flatten()
     logp = hash_logp(model(inputs, inputs != 0, positions), bloom_map)
     size = FIRST_WORD_ID + bloom_map.n_items

@@ -10,7 +10,7 @@ import torch
 import attention
 import metrics
 import objectives
-from bench import attention_controls, claims, draws, harness, misspell, shares
+from bench import attention_controls, claims, draws, harness, misspell, shares, superbloom
 from support.common import write_json
 from tests.helpers import SMALL
 from tests.test_bench import run_bench
@@ -71,10 +71,8 @@ def test_each_item_of_a_set_is_masked_once(
     assert row["recall"] == pytest.approx(100 * is_first.double().mean().item())
     assert row["n"] == len(ranks) < len(is_first)
     model, corpus, *_ = draws.load_ended(folder, flags)
-    batches = draws.ItemSetBatches(
-        corpus.ids, corpus.offsets, *draws.split_pages(corpus),
-        corpus.counts[draws.FIRST_WORD_ID:], model.config.length, 1, seed=0)
-    masked = batches.eval_batch(slice(None)).is_masked
+    sets, *_ = superbloom.read_sets(corpus, model.config.length)
+    masked = sets.eval_batch(slice(None)).is_masked
     chosen = torch.stack([part[mask[:len(part)]] for part, mask in zip(ranks, masked)])
     evaluation = harness.read_log(sets_run)[-1]
     for k in (1, 10, 20):
