@@ -71,8 +71,8 @@ def run_passes(impl, q, k, v, draw, cotangent=None, pairs="all"):
 # Operations
 
 
-def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets, num_functions=1):
-    """Count the operations of L, H, e, r, m, n as [BL Table 1] does, two for a multiply-add.
+def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets):
+    """Count the operations of L, H, e, r, m as [BL Table 1] does, two for a multiply-add.
 
     Returns:
         dict of floats:
@@ -82,13 +82,12 @@ def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets, num_
             all_pairs: all pairs of random vectors that collide, in expectation.
             upper_scores: operations of the scores of upper_pairs.
     """
-    chance = attention.collision_probability(
-        math.pi / 2, num_hyperplanes, num_buckets, num_functions)
+    chance = attention.collision_probability(math.pi / 2, num_hyperplanes, num_buckets)
     upper_pairs = heads * length * (length + 1) / 2 * chance
     num_vectors = 2 * heads * length  # queries and keys
     return dict(
         full=2 * heads * length**2 * head_size,
-        hashing=num_vectors * 2 * head_size * num_hyperplanes * num_functions,
+        hashing=num_vectors * 2 * head_size * num_hyperplanes,
         upper_pairs=upper_pairs,
         all_pairs=heads * length**2 * chance,
         upper_scores=2 * head_size * upper_pairs,

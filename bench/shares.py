@@ -8,7 +8,6 @@ random vectors beside the law, and for the queries and keys of a trained model's
 """
 
 import math
-import statistics
 from pathlib import Path
 
 import torch
@@ -78,7 +77,10 @@ def measure(q, k, r, generator):
     hq, hk = hash_both(q, k, draw, NUM_BUCKETS)
     inside = 1 - outside_share(q, k, hq, hk)  # (B, H, L)
     is_empty = ~attention.collisions(hq, hk).any(-1)
-    return dict(inside=100 * inside.mean().item(), empty=100 * is_empty.float().mean().item())
+    return dict(
+        inside=100 * inside.mean().item(),
+        empty=100 * is_empty.float().mean().item(),
+    )
 
 
 def make_row(name, r, L, head_size, measured):
@@ -86,11 +88,7 @@ def make_row(name, r, L, head_size, measured):
     law = 100 * (1 - outside_share_law(head_size, r, NUM_BUCKETS))
     alone = 100 * law_of_empty(r, L)
     row = dict(name=name, r=r, L=L, law=law, alone=alone, seeds=len(measured), e=head_size)
-    for key in ("inside", "empty"):
-        values = [result[key] for result in measured]
-        row |= {key: statistics.mean(values), f"{key}_std": statistics.stdev(values),
-                f"{key}_all": values}
-    return row
+    return row | harness.summarize(measured)
 
 
 def outside_share(q, k, hq, hk):

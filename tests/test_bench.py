@@ -201,9 +201,9 @@ def test_attention_flops_match_paper():
     # erratum [BL §3.1]: "40 %"
     share = (cost["hashing"] + cost["upper_scores"]) / cost["full"]
     assert round(100 * share) == 54
-    # [BL Figure 1]: linear in n and r, flat in m
-    many = attention.attention_flops(10, 2, 64, 4, 1024, 3)
-    assert many["hashing"] == 5_120 * 3 * 4
+    # [BL Figure 1]: linear in r, flat in m
+    many = attention.attention_flops(10, 2, 64, 4, 1024)
+    assert many["hashing"] == 5_120 * 4
 
 
 def test_random_buckets_are_those_of_the_layer_in_another_order():
