@@ -28,7 +28,7 @@ from bench.superbloom import read_sets
 from data.batches import Draw, TextBatches
 from data.codes import build_targets
 from objectives import build_objective, make_batch
-from support.common import load_checkpoint, read_json
+from support.common import load_checkpoint
 from tokenizer import FIRST_WORD_ID
 
 SETTINGS = ("seed", "hash_seed", "key", "steps", "corpus")  # of a run, kept beside its rows
@@ -83,10 +83,10 @@ def collect(args, key, measure):
             mean is what is measured, and the settings of the run, dict.
     """
     variants = {}  # name -> list of dict, a run each
-    if args.known is not None and Path(args.known).exists():
-        for row in read_json(args.known)["rows"]:
-            runs = [run | dict(text=text) for run, text in zip(row["runs"], row[f"{key}_rows"])]
-            variants[row["name"]] = runs
+    for name, row in harness.read_known(args).items():
+        variants[name] = []
+        for run, text in zip(row["runs"], row[f"{key}_rows"]):
+            variants[name].append(run | dict(text=text))
     folders = []
     for pattern in args.runs:
         folders += sorted(glob.glob(pattern))

@@ -116,6 +116,13 @@ def build_parser(tables, doc=""):
     return p
 
 
+def read_known(args):
+    """Return the rows of the file --known by their names, dict; {} where there is no file."""
+    if args.known is None or not Path(args.known).exists():
+        return {}
+    return {row["name"]: row for row in read_json(args.known)["rows"]}
+
+
 # Tables
 
 

@@ -153,9 +153,7 @@ LINEAR = """
 
 def bench_linear(args, *, sizes=(128, 1_024)):
     """Score misspelled rows by linear models of hashed words, over draws of the hash."""
-    known = {}
-    if args.known is not None and Path(args.known).exists():
-        known = {row["name"]: row for row in read_json(args.known)["rows"]}
+    known = harness.read_known(args)
     for folder in args.runs:
         splits = read_splits(folder)
         models = {}  # name -> function that lists features, columns, draws of the hash

@@ -91,13 +91,22 @@ def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20
         functions = {}
         # models of one shape, which differ in their attention alone
         for name, changes in kinds.items():
-            model = build_model(words, "bert-lsh", length=L, dropout=0.0, lsh_bands=8, emb=emb,
-                                head=objective, **changes)
+            model = build_model(
+                words, "bert-lsh",
+                length=L,
+                dropout=0.0,
+                lsh_bands=8,
+                emb=emb,
+                head=objective,
+                **changes)
             functions[name] = objective_step(model, objective, ids, dtype)
         watch = Stopwatch(functions, rounds)
-        yield dict(name=f"{objective}, L {L}, {dtype}", **watch.ms,
-                   share=100 * watch.ratio("upper", "full"),
-                   share_all=100 * watch.ratio("all", "full"))
+        yield dict(
+            name=f"{objective}, L {L}, {dtype}",
+            share=100 * watch.ratio("upper", "full"),
+            share_all=100 * watch.ratio("all", "full"),
+            **watch.ms,
+        )
 
 
 MLM = "MLM, lookup 50K"
