@@ -175,13 +175,11 @@ def draw_buckets():
     generator = torch.Generator().manual_seed(1)
     q, k = torch.randn(2, 1, 1, num, size, generator=generator)
     hyperplanes = attention.draw_hyperplanes(1, 1, 3, size, buckets, generator)  # 3: 8 buckets
-    hq = attention.simhash(q, *hyperplanes, buckets).flatten()  # (24,)
-    hk = attention.simhash(k, *hyperplanes, buckets).flatten()
+    hq, hk = attention_bench.hash_both(q, k, hyperplanes, buckets)  # (1, 1, 1, 24)
+    outside = shares.outside_share(q, k, hq, hk).flatten()  # (24,)
+    hq = hq.flatten()
+    hk = hk.flatten()
     is_collision = hq[:, None] == hk  # (24, 24)
-    # a pair in one bucket weighs exp(q · k / √e), every other pair exp(0)
-    scores = (q[0, 0] @ k[0, 0].T) / size**0.5
-    weights = torch.where(is_collision, scores, 0.0).softmax(1)
-    outside = weights.masked_fill(is_collision, 0.0).sum(1)  # (24,)
     in_text = torch.arange(num)
     orders = (  # of queries, of keys
         (in_text, in_text),

@@ -21,7 +21,7 @@ import torch
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
 from bench.harness import CORPUS, GLUE_FILES, RUNS, Stopwatch, build_model
-from data.batches import Draw, pad_batch
+from data.batches import Draw, divide, pad_batch
 from data.classification import SequenceClassification
 from hashing import MD5
 from model import PRESETS, Config, Model, parameter_groups
@@ -213,10 +213,8 @@ def bench_inference(args):
             if unit != "characters":
                 harness.set_codes(model, tokenizer)
             row[unit] = np.mean([len(ids) for ids in data.ids])  # tokens a text
-            batches = []
             # padded to the longest of 16
-            for start in range(0, 64, 16):
-                batches.append(pad_batch(data.ids[start:start + 16]))
+            batches = [pad_batch(ids) for ids in divide(data.ids[:64], 16)]
             functions[unit] = functools.partial(run_batches, model, batches)
         watch = Stopwatch(functions, rounds=3)
         for unit, ms in watch.ms.items():
