@@ -82,11 +82,9 @@ def collect(args, key, measure):
         measure: function(folder, args) -> numbers of the held-out rows, float array (n,), whose
             mean is what is measured, and the settings of the run, dict.
     """
-    variants = {}  # name -> list of dict, a run each
+    variants = {}  # name -> list of (run, dict; its numbers, a text)
     for name, row in harness.read_known(args).items():
-        variants[name] = []
-        for run, text in zip(row["runs"], row[f"{key}_rows"]):
-            variants[name].append(run | dict(text=text))
+        variants[name] = list(zip(row["runs"], row[f"{key}_rows"]))
     folders = []
     for pattern in args.runs:
         folders += sorted(glob.glob(pattern))
@@ -94,21 +92,23 @@ def collect(args, key, measure):
         name = Path(folder).name  # such as draws-proj-lsh-0
         _, _, variant = name.rpartition("-")[0].partition("-")
         runs = variants.setdefault(variant, [])
-        if any(run["run"] == name for run in runs) or not has_ended(folder):
+        known = [run["run"] for run, _ in runs]
+        if name in known or not has_ended(folder):
             continue
         numbers, settings = measure(folder, args)
         # three digits a row: what is rounded away is far below the error of a mean
         text = " ".join(f"{number:.3f}" for number in numbers)
-        runs.append(dict(run=name, settings=settings, text=text) | {key: float(numbers.mean())})
+        run = {"run": name, "settings": settings, key: float(numbers.mean())}
+        runs.append((run, text))
 
     for name, runs in variants.items():
         if not runs:  # none has ended
             continue
-        runs.sort(key=lambda run: run["run"])
-        texts = [run.pop("text") for run in runs]
-        row = dict(name=name, seeds=len(runs), n=len(texts[0].split()))
-        row |= harness.summarize([{key: run[key]} for run in runs])
-        yield row | {"runs": runs, f"{key}_rows": texts}
+        runs.sort(key=lambda pair: pair[0]["run"])
+        _, text = runs[0]
+        row = dict(name=name, seeds=len(runs), n=len(text.split()), runs=[run for run, _ in runs])
+        yield row | harness.summarize(
+            [{key: run[key], f"{key}_rows": text} for run, text in runs])
 
 
 def has_ended(folder):

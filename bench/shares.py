@@ -86,7 +86,9 @@ def measure(q, k, r, generator):
 def make_row(name, r, L, head_size, measured):
     """Return a row of the table, beside the laws of independent vectors of normal numbers."""
     law = 100 * (1 - outside_share_law(head_size, r, NUM_BUCKETS))
-    alone = 100 * law_of_empty(r, L)
+    # a query collides with none of L keys at right angles
+    P = attention.collision_probability(torch.pi / 2, r, NUM_BUCKETS)
+    alone = 100 * (1 - P) ** L
     row = dict(name=name, r=r, L=L, law=law, alone=alone, seeds=len(measured), e=head_size)
     return row | harness.summarize(measured)
 
@@ -126,12 +128,6 @@ def outside_share_law(head_size, num_hyperplanes, num_buckets):
     outside = (density * (1 - P)).sum()
     inside = (density * P * s.exp()).sum()
     return (outside / (outside + inside)).item()
-
-
-def law_of_empty(r, L):
-    """Return the share of queries that collide with none of L keys at right angles, (1 - P)^L."""
-    P = attention.collision_probability(torch.pi / 2, r, NUM_BUCKETS)
-    return (1 - P) ** L
 
 
 def read_windows(path, tokenizer, count, L):
