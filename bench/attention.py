@@ -23,13 +23,13 @@ import math
 import resource
 import statistics
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 import attention
 from bench import harness
+from bench.attention_controls import permute_buckets, use_random_pairs
 from bench.harness import GLUE_FILES, RUNS, Stopwatch
 from data.python_source import python_files, python_texts
 
@@ -43,12 +43,6 @@ def draw_functions(num_heads, num_hyperplanes=8, num_buckets=256, size=64):
 def hash_both(q, k, draw, num_buckets=256):
     """Return the buckets of queries and keys under a draw of hyperplanes."""
     return attention.simhash(q, *draw, num_buckets), attention.simhash(k, *draw, num_buckets)
-
-
-def permute_buckets(h):
-    """Return buckets of equal sizes in a random order, unrelated to the vectors."""
-    order = torch.rand(h.shape, device=h.device).argsort(-1)
-    return h.gather(-1, order)
 
 
 def random_qkv(*shape, dtype=torch.float32):
@@ -77,8 +71,8 @@ def run_passes(impl, q, k, v, draw, cotangent=None, pairs="all"):
 # Operations
 
 
-def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets, num_functions=1):
-    """Count the operations of L, H, e, r, m, n as [BL Table 1] does, two for a multiply-add.
+def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets):
+    """Count the operations of L, H, e, r, m as [BL Table 1] does, two for a multiply-add.
 
     Returns:
         dict of floats:
@@ -88,13 +82,12 @@ def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets, num_
             all_pairs: all pairs of random vectors that collide, in expectation.
             upper_scores: operations of the scores of upper_pairs.
     """
-    chance = attention.collision_probability(
-        math.pi / 2, num_hyperplanes, num_buckets, num_functions)
+    chance = attention.collision_probability(math.pi / 2, num_hyperplanes, num_buckets)
     upper_pairs = heads * length * (length + 1) / 2 * chance
     num_vectors = 2 * heads * length  # queries and keys
     return dict(
         full=2 * heads * length**2 * head_size,
-        hashing=num_vectors * 2 * head_size * num_hyperplanes * num_functions,
+        hashing=num_vectors * 2 * head_size * num_hyperplanes,
         upper_pairs=upper_pairs,
         all_pairs=heads * length**2 * chance,
         upper_scores=2 * head_size * upper_pairs,
@@ -342,17 +335,11 @@ TWINS = {  # name -> flags of pretrain.py
 }
 
 
-def use_random_buckets():
-    """Return a context in which models permute their hash buckets: the control experiment."""
-    simhash = attention.simhash
-    return mock.patch.object(attention, "simhash", lambda *args: permute_buckets(simhash(*args)))
-
-
 def train_twin(job, flags):
     """Pre-train one twin and fine-tune it on SST-2 and SQuAD; return its scores."""
     context = contextlib.nullcontext()  # changes nothing
     if job.name == CONTROL:
-        context = use_random_buckets()
+        context = use_random_pairs()
     with context:
         result = harness.train_variant(job)
         start = ["--ckpt", job.folder]

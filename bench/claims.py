@@ -221,14 +221,12 @@ def list_run_parts(claim, here, control):
 
 def choose_variants(claim, variants, own_name):
     """Return the variants of a table, a dict as in pool_variance, that a claim pools."""
+    if claim.get("alone"):
+        return {own_name: variants[own_name]}
     chosen = {}
-    for name, spread in variants.items():
-        if claim.get("alone"):
-            is_pooled = name == own_name
-        else:
-            is_pooled = claim.get("among", "") in name[1]
-        if is_pooled:
-            chosen[name] = spread
+    for (file, name), spread in variants.items():
+        if claim.get("among", "") in name:
+            chosen[file, name] = spread
     return chosen
 
 

@@ -40,10 +40,7 @@ FREQUENCY = """
 def bench_frequency(args, *, num_steps=200):
     """Score a model of S+R, and the frequency of each word alone, on the same held-out windows."""
     for folder in args.runs:
-        model, tokenizer, checkpoint = harness.load_run(folder)
-        corpus = harness.load_corpus_of(checkpoint["run"], args)
-        tokenizer.ids(corpus.words)
-        harness.set_codes(model, tokenizer)
+        model, _, corpus, _ = harness.load_run_with_corpus(folder, args)
         word_counts = corpus.counts[FIRST_WORD_ID:]
         batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
         objective = ShuffleRandom()

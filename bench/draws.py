@@ -22,22 +22,15 @@ import torch
 
 import attention
 from bench import harness
-from bench.attention import use_random_buckets
+from bench.attention_controls import CONTROLS
 from bench.harness import CORPUS, RUNS
-from bench.shared_keys import use_shared_keys
-from bench.symmetric_scores import use_symmetric_scores
+from bench.superbloom import read_sets
 from data.batches import Draw, TextBatches
 from data.codes import build_targets
-from data.items import ItemSetBatches, split_pages
 from objectives import build_objective, make_batch
-from support.common import load_checkpoint, read_json
+from support.common import load_checkpoint
 from tokenizer import FIRST_WORD_ID
 
-CONTROLS = {  # what a variant's name has -> the context in which it was trained
-    "random": use_random_buckets,  # bench/random_pairs.py
-    "dense-symmetric": use_symmetric_scores,  # bench/symmetric_scores.py
-    "shared": use_shared_keys,  # bench/shared_keys.py
-}
 SETTINGS = ("seed", "hash_seed", "key", "steps", "corpus")  # of a run, kept beside its rows
 
 LOSSES = """
@@ -89,11 +82,9 @@ def collect(args, key, measure):
         measure: function(folder, args) -> numbers of the held-out rows, float array (n,), whose
             mean is what is measured, and the settings of the run, dict.
     """
-    variants = {}  # name -> list of dict, a run each
-    if args.known is not None and Path(args.known).exists():
-        for row in read_json(args.known)["rows"]:
-            runs = [run | dict(text=text) for run, text in zip(row["runs"], row[f"{key}_rows"])]
-            variants[row["name"]] = runs
+    variants = {}  # name -> list of (run, dict; its numbers, a text)
+    for name, row in harness.read_known(args).items():
+        variants[name] = list(zip(row["runs"], row[f"{key}_rows"]))
     folders = []
     for pattern in args.runs:
         folders += sorted(glob.glob(pattern))
@@ -101,21 +92,23 @@ def collect(args, key, measure):
         name = Path(folder).name  # such as draws-proj-lsh-0
         _, _, variant = name.rpartition("-")[0].partition("-")
         runs = variants.setdefault(variant, [])
-        if any(run["run"] == name for run in runs) or not has_ended(folder):
+        known = [run["run"] for run, _ in runs]
+        if name in known or not has_ended(folder):
             continue
         numbers, settings = measure(folder, args)
         # three digits a row: what is rounded away is far below the error of a mean
         text = " ".join(f"{number:.3f}" for number in numbers)
-        runs.append(dict(run=name, settings=settings, text=text) | {key: float(numbers.mean())})
+        run = {"run": name, "settings": settings, key: float(numbers.mean())}
+        runs.append((run, text))
 
     for name, runs in variants.items():
         if not runs:  # none has ended
             continue
-        runs.sort(key=lambda run: run["run"])
-        texts = [run.pop("text") for run in runs]
-        row = dict(name=name, seeds=len(runs), n=len(texts[0].split()))
-        row |= harness.summarize([{key: run[key]} for run in runs])
-        yield row | {"runs": runs, f"{key}_rows": texts}
+        runs.sort(key=lambda pair: pair[0]["run"])
+        _, text = runs[0]
+        row = dict(name=name, seeds=len(runs), n=len(text.split()), runs=[run for run, _ in runs])
+        yield row | harness.summarize(
+            [{key: run[key], f"{key}_rows": text} for run, text in runs])
 
 
 def has_ended(folder):
@@ -128,12 +121,7 @@ def has_ended(folder):
 
 def load_ended(folder, args):
     """Return model, corpus, objective and settings of a run, as they are after its last step."""
-    model, tokenizer, checkpoint = harness.load_run(folder)
-    run = checkpoint["run"]
-    corpus = harness.load_corpus_of(run, args)
-    tokenizer.ids(corpus.words)
-    harness.set_codes(model, tokenizer)
-    model.eval()
+    model, tokenizer, corpus, run = harness.load_run_with_corpus(folder, args)
     targets = build_targets(model.config, tokenizer, corpus, model.codes)
     objective = build_objective(model.config, Namespace(**run),
                                 Namespace(targets=targets, tokenizer=tokenizer), model.device)
@@ -154,14 +142,16 @@ def measure_windows(folder, args):
     batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
     # all windows are corrupted at once, as in an evaluation, and read one by one
     held_out = objective.corrupt_batch(batches.eval_batch(slice(None)))
-    context = contextlib.nullcontext()  # changes nothing
-    for name, use_control in CONTROLS.items():
-        if name in Path(folder).name:
-            context = use_control()
     torch.manual_seed(0)  # for random buckets
     losses = []
     num_scored = 0
-    with context, count_pairs() as shares:
+    with contextlib.ExitStack() as stack:
+        # the controls that the run's name has are those in which it was trained. Symmetric scores
+        # change nothing of --lsh_pairs upper
+        for name, use_control in CONTROLS.items():
+            if name in Path(folder).name:
+                stack.enter_context(use_control())
+        shares = stack.enter_context(count_pairs())
         for inputs, labels in zip(held_out.inputs, held_out.labels):
             batch = make_batch(inputs.unsqueeze(0), labels.unsqueeze(0))
             losses.append(objective.loss(model, batch).item())
@@ -196,13 +186,10 @@ def measure_sets(folder, args):
         settings: dict, those of SETTINGS.
     """
     model, corpus, objective, settings = load_ended(folder, args)
-    word_counts = corpus.counts[FIRST_WORD_ID:len(model.codes)]
-    batches = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), word_counts,
-                             model.config.length, 1, seed=0)
-    held_out = batches.eval_batch(slice(None))
+    _, sets, _ = read_sets(corpus, model.config.length, len(model.codes) - FIRST_WORD_ID)
     hits = []
     num_items = 0
-    for ids in held_out.ids:
+    for ids in sets:
         items = ids[ids != 0]  # (n,), without padding
         n = len(items)
         # row i has item i masked

@@ -170,20 +170,24 @@ def draw_maps():
 
 def draw_buckets():
     """Draw which queries and keys share a hash bucket, and what the other keys weigh together."""
-    num, size, buckets = 24, 16, 8
+    num = 24
+    size = 16
+    buckets = 8
     generator = torch.Generator().manual_seed(1)
     q, k = torch.randn(2, 1, 1, num, size, generator=generator)
     hyperplanes = attention.draw_hyperplanes(1, 1, 3, size, buckets, generator)  # 3: 8 buckets
-    hq, hk = [attention.simhash(x, *hyperplanes, buckets).flatten() for x in (q, k)]  # (24,)
+    hq, hk = attention_bench.hash_both(q, k, hyperplanes, buckets)  # (1, 1, 1, 24)
+    outside = shares.outside_share(q, k, hq, hk).flatten()  # (24,)
+    hq = hq.flatten()
+    hk = hk.flatten()
     is_collision = hq[:, None] == hk  # (24, 24)
-    # a pair in one bucket weighs exp(q · k / √e), every other pair exp(0)
-    scores = (q[0, 0] @ k[0, 0].T) / size**0.5
-    weights = torch.where(is_collision, scores, 0.0).softmax(1)
-    outside = weights.masked_fill(is_collision, 0.0).sum(1)  # (24,)
+    in_text = torch.arange(num)
+    orders = (  # of queries, of keys
+        (in_text, in_text),
+        (hq.argsort(stable=True), hk.argsort(stable=True)),
+    )
     with new_figure("buckets", (9, 4.4), columns=2) as axes:
-        for axis, order in zip(axes, ("text", "bucket")):
-            rows = hq.argsort(stable=True) if order == "bucket" else torch.arange(num)
-            columns = hk.argsort(stable=True) if order == "bucket" else torch.arange(num)
+        for axis, (rows, columns) in zip(axes, orders):
             image = torch.zeros(num, num + 3)
             image[:, :num] = 0.6 * is_collision[rows][:, columns]
             axis.imshow(image, cmap="Greys", vmin=0, vmax=1)
@@ -278,13 +282,8 @@ def draw_new_results():
         kinds = (("", "tab:orange", "plain scores"),
                  ("-symmetric", "tab:blue", "symmetric scores"))
         for suffix, color, label in kinds:
-            places = []
-            losses = []
-            for x, name in enumerate(names):
-                for loss in runs[name + suffix]:
-                    places.append(x)
-                    losses.append(loss)
-            left.scatter(places, losses, color=color, label=label)
+            losses = [runs[name + suffix] for name in names]  # of three runs each
+            left.scatter(np.repeat(range(3), 3), np.ravel(losses), color=color, label=label)
         left.set_xticks(range(3), ["all pairs", "LSH, r 2", "as many\nrandom pairs"], fontsize=8)
         left.set(title="masked-word loss; a dot is a run", xlim=(-0.5, 2.5))
         left.legend(fontsize=8)

@@ -1,10 +1,9 @@
 """One GPU: attention, training steps, words per second. runs/gpu.sh has all.
 
     python -m bench.gpu kernels         or mfu, words
-    python -m bench.gpu quick           all of them at tiny sizes, 20 seconds on a CPU
 
 A time is the mean of calls in a row between two waits for the GPU: as in training, the host may be
-ahead of it. Without a GPU run quick; the full tables take hours.
+ahead of it.
 
 Notation:
     B batch   H heads   L positions   n hash functions   r hyperplanes   m buckets
@@ -123,25 +122,30 @@ def bench_mfu(args, *, preset="hashformer", batches=(64, 16), compiles=(True, Fa
     MFU counts the operations of the encoder, and those of BERT's logits, at all positions.
     """
     shape = PRESETS[preset]
+    words = harness.made_up_words(VOCABULARY)
+    device = find_device("auto")
+    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     names = ("Proj, Shuffle+Random", BERT)
     for name, B, is_compiled in itertools.product(names, batches, compiles):
-        model = build_on_device(preset, is_compiled)
+        torch.compiler.reset()  # else a second batch size is compiled for all sizes
+        # any words take as long
+        ids = torch.randint(FIRST_WORD_ID, VOCABULARY, (B, shape["length"]))
+        model = harness.build_model(words, preset, device).train()
         operations = count_operations(model)  # of a position
-        objective = "sr"
-        compute_loss = None  # the objective's
         if name == BERT:  # it has the same encoder, so the same operations
-            device = model.device
             model = training.build_transformers_model(shape, VOCABULARY)
             if model is None:  # Transformers is not installed
                 return
             model.to(device)
             if is_compiled:
                 model.compile()
-            objective = "mlm"
-            compute_loss = training.loss_by_transformers
             # logits: a multiplication and an addition, once forward and twice backward
             operations += 6 * shape["width"] * VOCABULARY
-        step = build_step(model, preset, B, objective, compute_loss)
+            step = training.objective_step(model, "mlm", ids, dtype, training.loss_by_transformers)
+        else:
+            if is_compiled:
+                model.encode = torch.compile(model.encode)  # as in pretrain.py
+            step = training.objective_step(model, "sr", ids, dtype)
         ms, peak = time_on_gpu(step, calls)
         tokens = 1000 * B * shape["length"] / ms
         row = dict(name=name, batch=B, compiled=YES_NO[is_compiled], ms=ms, tokens=tokens,
@@ -152,24 +156,6 @@ def bench_mfu(args, *, preset="hashformer", batches=(64, 16), compiles=(True, Fa
             if "mfu" in numbers:  # not where the peak of the GPU is unknown
                 row["mfu"] = 100 * numbers["mfu"]
         yield row
-
-
-def build_on_device(preset, is_compiled):
-    """Return an untrained Model of a preset on the GPU, or on the CPU where there is none."""
-    torch.compiler.reset()  # else a second batch size is compiled for all sizes
-    words = harness.made_up_words(VOCABULARY)
-    model = harness.build_model(words, preset, find_device("auto")).train()
-    if is_compiled:
-        model.encode = torch.compile(model.encode)  # as in pretrain.py
-    return model
-
-
-def build_step(model, preset, B, objective="sr", compute_loss=None):
-    """Return a function that takes a training step on B sequences, which are on the device."""
-    # any words take as long
-    ids = torch.randint(FIRST_WORD_ID, VOCABULARY, (B, PRESETS[preset]["length"]))
-    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
-    return training.objective_step(model, objective, ids, dtype, compute_loss)
 
 
 # Words per second
@@ -211,26 +197,10 @@ def bench_words(args, *, models=MODELS, num_words=20_000, steps=400, compiles=(T
                        low=min(speeds), high=max(speeds))
 
 
-QUICK = {  # table -> sizes that take seconds on a CPU
-    "kernels": dict(heads=2, positions=64, calls=1, lengths=(32,)),
-    "mfu": dict(preset="tiny", batches=(2,), compiles=(False,), calls=1),
-    "words": dict(models={"tiny": ""}, num_words=90, steps=20, compiles=(False,)),
-}
-
-
-def bench_quick(args):
-    """Run all tables at tiny sizes, to see in seconds whether they work on this machine."""
-    for name, sizes in QUICK.items():
-        measure, _, _ = TABLES[name]
-        rows = list(measure(args, **sizes))
-        yield dict(name=name, rows=len(rows))
-
-
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "kernels": (bench_kernels, KERNELS, {}),
     "mfu": (bench_mfu, MFU, {}),
     "words": (bench_words, WORDS, {}),
-    "quick": (bench_quick, "table | name | s\nrows | rows | ,", {}),
 }
 
 

@@ -116,6 +116,13 @@ def build_parser(tables, doc=""):
     return p
 
 
+def read_known(args):
+    """Return the rows of the file --known by their names, dict; {} where there is no file."""
+    if args.known is None or not Path(args.known).exists():
+        return {}
+    return {row["name"]: row for row in read_json(args.known)["rows"]}
+
+
 # Tables
 
 
@@ -306,13 +313,23 @@ def read_glue(task, args):
     return read_task(task, finetune.build_parser().parse_args(flags))
 
 
-def load_corpus_of(run, args):
-    """Return the Corpus of --data; InputError if a checkpoint's run was trained on another one."""
+def load_run_with_corpus(folder, args):
+    """Return Model, HashTokenizer, Corpus of --data and flags, dict, of a trained run.
+
+    The model has the codes of all words of the corpus.
+
+    Raises:
+        InputError: The run was trained on another corpus.
+    """
+    model, tokenizer, checkpoint = load_run(folder)
+    run = checkpoint["run"]
     corpus = load_corpus(args, run["split"], run["vocab"])
     if corpus.meta["digest"] != run["corpus"]:
         raise InputError("--data: expected the corpus that the run was trained on, "
                          f"got {args.data}.")
-    return corpus
+    tokenizer.ids(corpus.words)  # it learns them
+    set_codes(model, tokenizer)
+    return model, tokenizer, corpus, run
 
 
 def name_run(settings, task):

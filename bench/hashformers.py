@@ -3,13 +3,11 @@
 `counts` compares our parameters with those that the paper prints. `hashing` measures times. `glue`
 trains every variant with the same budget and seeds and compares their scores, mean ±
 standard deviation over seeds. The ± of an average has no sampling error of the tasks' rows. The
-column `paper` is the average of the paper's eight tasks. `retention` compares fine-tunings, each
-the --out of finetune.py, with the first one.
+column `paper` is the average of the paper's eight tasks.
 
     python -m bench.hashformers counts           or hashing
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    four hours
     python -m bench.hashformers collect --runs out/proj-lsh-?          fine-tuned by other commands
-    python -m bench.hashformers retention --runs out/hf-bert-mlm-glue out/hf-*-glue
 """
 
 import functools
@@ -119,20 +117,16 @@ MODELS = {  # name -> flags of pretrain.py [HF §4.3], average of eight tasks [H
     "add, md5": ("--emb add --hash md5", 75.7),
     "emb, lsh": ("--emb emb --hash lsh", 76.0),
     "emb, md5": ("--emb emb --hash md5", 79.9),  # with 50,260 rows in the paper
-    "ngram, as large as proj": ("--emb ngram --rows 128", None),
-    "ngram, as large as pool": ("--emb ngram --rows 1037", None),
     "lookup of BPE pieces": ("--emb lookup", 79.6),
     "proj, lsh, of BPE pieces": ("--emb proj --hash lsh --split bpe", 78.3),
     "proj, md5, of BPE pieces": ("--emb proj --hash md5 --split bpe", 74.1),
     "emb, lsh, of BPE pieces": ("--emb emb --hash lsh --split bpe", 66.0),
     "emb, md5, of BPE pieces": ("--emb emb --hash md5 --split bpe", 78.5),
-    "proj, lsh, no layers": ("--layers 0", None),
 }
-SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main, times the epochs
-    "ProFormer, tiny, from scratch": ("proformer-tiny", 51.8, finetune.main, 1),
-    "ProFormer, four times the epochs": ("proformer-tiny", None, finetune.main, 4),
+SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main
+    "ProFormer, tiny, from scratch": ("proformer-tiny", 51.8, finetune.main),
     # the paper has the released model, which is pre-trained
-    "CANINE-C, tiny, from scratch": ("canine-tiny", 70.4, canine.main, 1),
+    "CANINE-C, tiny, from scratch": ("canine-tiny", 70.4, canine.main),
 }
 TASKS = dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5)  # epochs
 GLUE = """
@@ -154,15 +148,13 @@ def train_and_tune(job, flags):
     """Train a run and fine-tune it; return its results, as read_run does."""
     result = {}
     start = ["--ckpt", job.folder]
-    tasks = TASKS
     main = finetune.main
     if job.name in SCRATCH:
-        preset, _, main, times = SCRATCH[job.name]
+        preset, _, main = SCRATCH[job.name]
         start = ["--preset", preset]
-        tasks = {task: times * epochs for task, epochs in TASKS.items()}
     else:
         result = harness.train_variant(job)
-    harness.finetune_run(job, start, tasks, flags, main)  # writes what read_run reads
+    harness.finetune_run(job, start, TASKS, flags, main)  # writes what read_run reads
     return result | read_run(job.folder)
 
 
@@ -237,91 +229,11 @@ def bench_collect(args):
     return with_controls(rows)
 
 
-# The paper's Table 2
-
-RETENTION = """
-    model     | name    | s
-    MNLI      | mnli    | .1f
-    QNLI      | qnli    | .1f
-    QQP       | qqp     | .1f
-    RTE       | rte     | .1f
-    SST-2     | sst2    | .1f
-    MRPC      | mrpc    | .1f
-    CoLA      | cola    | .1f
-    STS-B     | stsb    | .1f
-    PRR %     | average | .1f
-    PCR all % | pcr_all | .1f
-    PCR emb % | pcr_emb | .1f
-    PoEP %    | poep    | .1f
-"""
-
-
-def bench_retention(args):
-    """Compare the scores and sizes of fine-tunings with those of the first one. [HF Table 2]"""
-    # scores and sizes stand there, so no checkpoint is read
-    baseline, *others = [read_json(f"{folder}/results.json") for folder in args.runs]
-    for folder, results in zip(args.runs[1:], others):
-        yield dict(name=Path(folder).name) | compare_results(results, baseline)
-
-
-def compare_results(results, baseline):
-    """Return performance retention (PRR) and parameter compression (PCR), in percent.
-
-    Args:
-        results, baseline: dict, contents of results.json. A task counts if both have it.
-
-    Returns:
-        dict:
-            task: score in percent of the baseline's, None where that is 0 or less. [HF §4.4 eq.4]
-            average: the same ratio for the averages over the tasks.
-            pcr_all, pcr_emb: percent of all parameters, and of the embedding's parameters, that
-                are saved. [HF §4.4 eq.6]
-            poep: percent of the parameters that are the embedding's. [HF §4.4 eq.7]
-
-    Raises:
-        InputError: The two share no task, or a task differs in its rows or in its metric.
-    """
-    prr = {}
-    total = 0.0
-    baseline_total = 0.0
-    for name, row in results["tasks"].items():
-        if name not in baseline["tasks"]:
-            continue
-        other = baseline["tasks"][name]
-        for key in ("metric", "rows"):
-            if row[key] != other[key]:
-                raise InputError(f"{name}: expected equal {key}, got {row[key]} and {other[key]}. "
-                                 "Score the same rows.")
-        # the last task's: heads differ by a few hundred parameters
-        size = row["size"]
-        baseline_size = other["size"]
-        # in percent of the baseline's score, as the paper has it
-        prr[name] = percent(row["mean"], other["mean"])
-        total += row["mean"]
-        baseline_total += other["mean"]
-    if not prr:
-        raise InputError("results.json: expected a task that is in both, got none.")
-    return prr | dict(
-        average=percent(total, baseline_total),
-        pcr_all=100 - percent(size["total"], baseline_size["total"]),
-        pcr_emb=100 - percent(size["embedding"], baseline_size["embedding"]),
-        poep=100 * size["poep"],
-    )
-
-
-def percent(value, whole):
-    """Return value in percent of whole, None where whole is 0 or less, as a correlation may be."""
-    if whole <= 0:
-        return None
-    return 100 * value / whole
-
-
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "counts": (count_paper_models, COUNTS, {}),
     "hashing": (bench_hashing, HASHING, {}),
     "glue": (bench_glue, GLUE, harness.COMPARE | harness.GLUE_FILES),
     "collect": (bench_collect, GLUE, harness.RUNS),
-    "retention": (bench_retention, RETENTION, harness.RUNS),
 }
 
 

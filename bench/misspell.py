@@ -153,21 +153,20 @@ LINEAR = """
 
 def bench_linear(args, *, sizes=(128, 1_024)):
     """Score misspelled rows by linear models of hashed words, over draws of the hash."""
-    known = {}
-    if args.known is not None and Path(args.known).exists():
-        known = {row["name"]: row for row in read_json(args.known)["rows"]}
+    known = harness.read_known(args)
     for folder in args.runs:
         splits = read_splits(folder)
-        models = {}  # name -> function that lists features, columns
+        models = {}  # name -> function that lists features, columns, draws of the hash
         for size in sizes:
             for kind, list_features in FEATURES.items():
-                models[f"{kind}, {size:,}, {Path(folder).name}"] = (list_features, size)
-        models[f"bag of words, {Path(folder).name}"] = (None, None)
-        for name, (list_features, size) in models.items():
+                models[f"{kind}, {size:,}, {Path(folder).name}"] = (list_features, size, DRAWS)
+        # it has no hash
+        models[f"bag of words, {Path(folder).name}"] = (None, None, 0)
+        for name, (list_features, size, num_draws) in models.items():
             if name in known:
                 yield known[name]
             else:
-                yield dict(name=name) | score_draws(list_features, size, splits, DRAWS)
+                yield dict(name=name) | score_draws(list_features, size, splits, num_draws)
 
 
 def read_splits(folder):
@@ -227,16 +226,15 @@ FEATURES = {  # name -> function(words, size, counts, draw)
 def score_draws(list_features, size, splits, num_draws):
     """Return a row of the table: the scores of a kind of features, over draws of the hash.
 
+    num_draws 0: nothing is random, and one run is scored.
     `kept_rows` has a number for each scored row, of divide_scores, a mean over draws: by them two
     kinds of features are compared row by row.
     """
     _, train_labels = splits["train"]
-    if list_features is None:  # a bag of words: nothing is random
-        num_draws = 1
     runs = []  # a dict for each draw
     parts = []
     decay = None
-    for draw in range(num_draws):
+    for draw in range(max(num_draws, 1)):
         inputs = embed_splits(list_features, size, splits, draw)
         if decay is None:  # chosen once, on training rows alone
             decay = choose_decay(inputs["train"], train_labels)
@@ -257,8 +255,6 @@ def score_draws(list_features, size, splits, num_draws):
     row = harness.summarize(runs)
     row |= dict(seeds=num_draws, n=len(labels), majority=100 * is_majority.double().mean().item(),
                 decay=decay, columns=inputs["train"].shape[1])
-    if list_features is None:
-        row["seeds"] = 0
     rows = torch.stack(parts).mean(0)  # (n,)
     row["kept_rows"] = " ".join(f"{part:.0f}" for part in rows)
     return row
@@ -283,27 +279,23 @@ def divide_scores(clean, worst):
 def embed_splits(list_features, size, splits, draw):
     """Return dict, split -> matrix (n, columns): the mean of each text's word features.
 
-    list_features None: a column for each word of the training texts, a sparse matrix.
+    list_features None: a bag of words, a column for each word of the training texts, sparse.
     """
     train_words, _ = splits["train"]
     counts = dict(collections.Counter(word for words in train_words for word in words))
+    if list_features is None:
+        return {split: count_words(texts, list(counts)) for split, (texts, _) in splits.items()}
+
     inputs = {}
     for split, (texts, _) in splits.items():
-        vocabulary = list(counts)
-        if list_features is not None:
-            vocabulary = sorted({word for words in texts for word in words})
+        vocabulary = sorted({word for words in texts for word in words})
+        features = list_features(vocabulary, size, counts, draw)
         shares = count_words(texts, vocabulary)
-        if list_features is None:
-            inputs[split] = shares
-        else:
-            features = list_features(vocabulary, size, counts, draw)
-            inputs[split] = shares @ torch.as_tensor(features, dtype=torch.float32)
-    if list_features is not None:
-        # columns of one scale, so that one decay fits all kinds
-        mean = inputs["train"].mean(0)
-        std = inputs["train"].std(0).clamp(min=1e-8)
-        inputs = {split: (matrix - mean) / std for split, matrix in inputs.items()}
-    return inputs
+        inputs[split] = shares @ torch.as_tensor(features, dtype=torch.float32)
+    # columns of one scale, so that one decay fits all kinds
+    mean = inputs["train"].mean(0)
+    std = inputs["train"].std(0).clamp(min=1e-8)
+    return {split: (matrix - mean) / std for split, matrix in inputs.items()}
 
 
 def count_words(texts, vocabulary):

@@ -8,13 +8,13 @@ random vectors beside the law, and for the queries and keys of a trained model's
 """
 
 import math
-import statistics
 from pathlib import Path
 
 import torch
 
 import attention
 from bench import harness
+from bench.attention import hash_both
 from bench.harness import REQUIRED, RUNS
 from model import LAYER_STRIDE
 from support.common import InputError
@@ -74,23 +74,23 @@ def measure(q, k, r, generator):
     """
     _, H, _, e = q.shape
     draw = attention.draw_hyperplanes(H, 1, r, e, NUM_BUCKETS, generator)
-    hq = attention.simhash(q, *draw, NUM_BUCKETS)
-    hk = attention.simhash(k, *draw, NUM_BUCKETS)
+    hq, hk = hash_both(q, k, draw, NUM_BUCKETS)
     inside = 1 - outside_share(q, k, hq, hk)  # (B, H, L)
     is_empty = ~attention.collisions(hq, hk).any(-1)
-    return dict(inside=100 * inside.mean().item(), empty=100 * is_empty.float().mean().item())
+    return dict(
+        inside=100 * inside.mean().item(),
+        empty=100 * is_empty.float().mean().item(),
+    )
 
 
 def make_row(name, r, L, head_size, measured):
     """Return a row of the table, beside the laws of independent vectors of normal numbers."""
     law = 100 * (1 - outside_share_law(head_size, r, NUM_BUCKETS))
-    alone = 100 * law_of_empty(r, L)
+    # a query collides with none of L keys at right angles
+    P = attention.collision_probability(torch.pi / 2, r, NUM_BUCKETS)
+    alone = 100 * (1 - P) ** L
     row = dict(name=name, r=r, L=L, law=law, alone=alone, seeds=len(measured), e=head_size)
-    for key in ("inside", "empty"):
-        values = [result[key] for result in measured]
-        row |= {key: statistics.mean(values), f"{key}_std": statistics.stdev(values),
-                f"{key}_all": values}
-    return row
+    return row | harness.summarize(measured)
 
 
 def outside_share(q, k, hq, hk):
@@ -128,12 +128,6 @@ def outside_share_law(head_size, num_hyperplanes, num_buckets):
     outside = (density * (1 - P)).sum()
     inside = (density * P * s.exp()).sum()
     return (outside / (outside + inside)).item()
-
-
-def law_of_empty(r, L):
-    """Return the share of queries that collide with none of L keys at right angles, (1 - P)^L."""
-    P = attention.collision_probability(torch.pi / 2, r, NUM_BUCKETS)
-    return (1 - P) ** L
 
 
 def read_windows(path, tokenizer, count, L):

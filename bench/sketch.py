@@ -245,10 +245,9 @@ MODELS = {  # name -> flags of pretrain.py
 
 
 def train_and_ask(job, words, texts, flags):
-    """Train a run; name hidden words where there are texts, fine-tune where there are flags."""
+    """Train a run, name hidden words of texts, and fine-tune where there are flags."""
     result = harness.train_variant(job)
-    if texts:
-        result |= name_hidden(job.folder, words, texts)
+    result |= name_hidden(job.folder, words, texts)
     if flags:
         tasks = dict(sst2=1, cola=5, mrpc=5, stsb=5)
         result |= harness.finetune_run(job, ["--ckpt", job.folder], tasks, flags)
@@ -257,9 +256,7 @@ def train_and_ask(job, words, texts, flags):
 
 def bench_gaps(args):
     """Train models of hashes, rows and pieces; name hidden words; score GLUE. [CM]"""
-    texts = []
-    if args.text:
-        texts = Path(args.text).read_text(encoding="utf-8").split("\n")
+    texts = Path(args.text).read_text(encoding="utf-8").split("\n")
     # the flags of fine-tuning, where GLUE is at hand
     tuning = []
     if args.data_dir:
@@ -273,7 +270,7 @@ def bench_gaps(args):
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "sketch": (bench_sketch, SKETCH, {}),
     "collisions": (bench_collisions, COLLISIONS, harness.CORPUS),
-    "gaps": (bench_gaps, GAPS, harness.COMPARE | dict(text=None, data_dir=None)),
+    "gaps": (bench_gaps, GAPS, harness.COMPARE | dict(text=harness.REQUIRED, data_dir=None)),
 }
 
 

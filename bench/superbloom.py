@@ -28,7 +28,7 @@ from coherent import popularity_prior
 from data.corpus import Corpus
 from data.items import ItemSetBatches, split_pages
 from data.neighbors import NEIGHBORS, rank_hidden_items
-from metrics import RECALL
+from metrics import count_hits, measure_recall, rank_in_lists
 from model import PRESETS
 from support.common import InputError, blame
 from tokenizer import FIRST_WORD_ID, MASK
@@ -190,11 +190,13 @@ def score_neighbors(args):
     """Yield rows of recall@k for baselines without training: popularity and neighbors."""
     sets, _, _ = read_sets(load_corpus(args, "items"), 32)
     ranks = rank_hidden_items(sets, np.arange(sets.num_eval))  # (P, 4)
-    for name, ranks_of_one in zip(NEIGHBORS, ranks.T):
-        row = dict(name=name)
-        for k in RECALL:
-            row[f"rec@{k}"] = float((ranks_of_one < k).mean())
-        yield row
+    for name, ranks_of_one in zip(NEIGHBORS, torch.from_numpy(ranks.T)):
+        yield dict(name=name) | recall_of(ranks_of_one)
+
+
+def recall_of(ranks):
+    """Return recall@k, dict, of the ranks of the hidden items, int64 (P,)."""
+    return measure_recall(count_hits(ranks).tolist(), len(ranks))
 
 
 ENTITIES = """
@@ -274,10 +276,9 @@ def bench_beams(args):
         searches = {f"B {beam}": (beam, 1) for beam in (1, 10, 20, 100)}
         searches["until certified"] = (20, None)
         for search, (beam, rounds) in searches.items():
-            row, is_hit = measure_search(hidden, beam, rounds)
+            row, ranks = measure_search(hidden, beam, rounds)
             yield dict(name=f"{hidden.name}, {search}") | row
-        is_first = is_hit[:, 0].numpy()
-        yield from recall_by_frequency(hidden.name, hidden.corpus, hidden.correct.numpy(), is_first)
+        yield from recall_by_frequency(hidden, ranks)
     yield from score_neighbors(args)
 
 
@@ -308,8 +309,8 @@ def bench_prior(args):
             exhaustive(hidden.logp, hidden.bloom_map, 20, exclude=hidden.visible, prior=weighted)
             seconds = time.perf_counter() - start
             n = len(hidden.correct)
-            times = dict(exhaustive_ms=1000 * seconds / n)
-            yield dict(name=f"{hidden.name}, {weight}", n=n) | times | row
+            name = f"{hidden.name}, {weight}"
+            yield dict(name=name, n=n, exhaustive_ms=1000 * seconds / n) | row
 
 
 class Hidden(NamedTuple):
@@ -327,48 +328,55 @@ class Hidden(NamedTuple):
 @torch.no_grad()
 def hide_items(folder, args):
     """Return the Hidden of a run over item sets."""
-    model, tokenizer, checkpoint = harness.load_run(folder)
+    model, tokenizer, corpus, _ = harness.load_run_with_corpus(folder, args)
     bloom_map = tokenizer.coder.bloom_map
     if bloom_map is None:
         raise InputError(f"--runs: expected runs of --emb bloom, got {folder}.")
-    corpus = harness.load_corpus_of(checkpoint["run"], args)
     _, ids, masked = read_sets(corpus, model.config.length, bloom_map.n_items)
     correct = ids.gather(1, masked[:, None])  # (P, 1)
     inputs = ids.scatter(1, masked[:, None], MASK)
-    harness.set_codes(model, tokenizer)
     positions = (inputs == MASK).flatten().nonzero().flatten()
     logp = hash_logp(model(inputs, inputs != 0, positions), bloom_map)
     size = FIRST_WORD_ID + bloom_map.n_items
     counts = corpus.counts[:size] - np.bincount(ids.flatten(), minlength=size)
-    return Hidden(Path(folder).name, corpus, bloom_map, correct[:, 0],
-                  (inputs - FIRST_WORD_ID).clamp(min=-1), logp, counts[FIRST_WORD_ID:])
+    return Hidden(
+        name=Path(folder).name,
+        corpus=corpus,
+        bloom_map=bloom_map,
+        correct=correct[:, 0],
+        visible=(inputs - FIRST_WORD_ID).clamp(min=-1),
+        logp=logp,
+        training_counts=counts[FIRST_WORD_ID:],
+    )
 
 
 def measure_search(hidden, beam, rounds, prior=None):
-    """Return recall, certified lists in percent, items scored, ms a set; and hits bool (P, 20)."""
+    """Return recall, certified lists in percent, items scored, ms a set; and the ranks (P,)."""
     start = time.perf_counter()
     best, _, certified, scored = beam_search(
         hidden.logp, hidden.bloom_map, 20, beam, rounds, exclude=hidden.visible, prior=prior)
     seconds = time.perf_counter() - start
     # beam_search numbers items without the special tokens
-    is_hit = best + FIRST_WORD_ID == hidden.correct.unsqueeze(1)  # (P, 20)
-    row = dict(certified=100 * certified.double().mean().item(),
-               scored=scored.double().mean().item(), ms=1000 * seconds / len(best))
-    for k in RECALL:
-        row[f"rec@{k}"] = is_hit[:, :k].any(1).double().mean().item()
-    return row, is_hit
+    ranks = rank_in_lists(best + FIRST_WORD_ID, hidden.correct)
+    row = dict(
+        certified=100 * certified.double().mean().item(),
+        scored=scored.double().mean().item(),
+        ms=1000 * seconds / len(best),
+    )
+    return row | recall_of(ranks), ranks
 
 
-def recall_by_frequency(name, corpus, correct, is_first):
+def recall_by_frequency(hidden, ranks):
     """Yield recall@1 for each tenth of the links, from frequent items to rare ones."""
-    counts = corpus.counts[FIRST_WORD_ID:]
+    counts = hidden.corpus.counts[FIRST_WORD_ID:]
     # an item lies in the tenth in which its last link lies, counted from the most frequent item
     reached = np.cumsum(counts) / counts.sum()
-    tenths = (10 * (reached[correct - FIRST_WORD_ID] - 1e-9)).astype(int)
+    tenths = (10 * (reached[hidden.correct - FIRST_WORD_ID] - 1e-9)).astype(int)  # (P,)
     for i in range(10):
-        row = {"name": f"{name}, links {10 * i} to {10 * i + 10} % by frequency", "rec@1": None}
+        name = f"{hidden.name}, links {10 * i} to {10 * i + 10} % by frequency"
+        row = {"name": name, "rec@1": None}
         if (tenths == i).any():
-            row["rec@1"] = is_first[tenths == i].mean().item()
+            row["rec@1"] = (ranks[tenths == i] == 0).double().mean().item()
         yield row
 
 

@@ -21,7 +21,7 @@ import torch
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
 from bench.harness import CORPUS, GLUE_FILES, RUNS, Stopwatch, build_model
-from data.batches import Draw, pad_batch
+from data.batches import Draw, divide, pad_batch
 from data.classification import SequenceClassification
 from hashing import MD5
 from model import PRESETS, Config, Model, parameter_groups
@@ -91,13 +91,22 @@ def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20
         functions = {}
         # models of one shape, which differ in their attention alone
         for name, changes in kinds.items():
-            model = build_model(words, "bert-lsh", length=L, dropout=0.0, lsh_bands=8, emb=emb,
-                                head=objective, **changes)
+            model = build_model(
+                words, "bert-lsh",
+                length=L,
+                dropout=0.0,
+                lsh_bands=8,
+                emb=emb,
+                head=objective,
+                **changes)
             functions[name] = objective_step(model, objective, ids, dtype)
         watch = Stopwatch(functions, rounds)
-        yield dict(name=f"{objective}, L {L}, {dtype}", **watch.ms,
-                   share=100 * watch.ratio("upper", "full"),
-                   share_all=100 * watch.ratio("all", "full"))
+        yield dict(
+            name=f"{objective}, L {L}, {dtype}",
+            share=100 * watch.ratio("upper", "full"),
+            share_all=100 * watch.ratio("all", "full"),
+            **watch.ms,
+        )
 
 
 MLM = "MLM, lookup 50K"
@@ -204,10 +213,8 @@ def bench_inference(args):
             if unit != "characters":
                 harness.set_codes(model, tokenizer)
             row[unit] = np.mean([len(ids) for ids in data.ids])  # tokens a text
-            batches = []
             # padded to the longest of 16
-            for start in range(0, 64, 16):
-                batches.append(pad_batch(data.ids[start:start + 16]))
+            batches = [pad_batch(ids) for ids in divide(data.ids[:64], 16)]
             functions[unit] = functools.partial(run_batches, model, batches)
         watch = Stopwatch(functions, rounds=3)
         for unit, ms in watch.ms.items():

@@ -21,9 +21,9 @@ for draw in 0 1 2; do
         for bands in 1 2 4 8; do
             pretrain pretrain.py $length $bands-$draw --lsh_bands $bands --lsh_pairs all
         done
-        pretrain "-m bench.shared_keys" $length shared-4-$draw --lsh_bands 4 --lsh_pairs all
+        pretrain "-m bench.attention_controls shared" $length shared-4-$draw --lsh_bands 4 --lsh_pairs all
     done
-    pretrain "-m bench.shared_keys" 128 shared-dense-$draw --attn full
+    pretrain "-m bench.attention_controls shared" 128 shared-dense-$draw --attn full
 done
 python -m bench.draws frontier --runs 'out/frontier-*' \
     --known results/frontier.json --json results/frontier.json

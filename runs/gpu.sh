@@ -4,7 +4,7 @@
 # Data: none. Rows of Hugging Face BERT need `pip install transformers`.
 # Hardware: one GPU.
 # Cost: six minutes. Each table is stopped after its share of them, and its rows so far are kept.
-#     First `python -m bench.gpu quick` tries them at tiny sizes, also on a CPU.
+#     First `python -m pytest tests/test_bench.py -k gpu` tries them at tiny sizes, also on a CPU.
 # Differs from the papers: they give no such table.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -10,7 +10,7 @@ import torch
 import attention
 import metrics
 import objectives
-from bench import claims, draws, harness, misspell, random_pairs, shares, symmetric_scores
+from bench import attention_controls, claims, draws, harness, misspell, shares, superbloom
 from support.common import write_json
 from tests.helpers import SMALL
 from tests.test_bench import run_bench
@@ -71,10 +71,8 @@ def test_each_item_of_a_set_is_masked_once(
     assert row["recall"] == pytest.approx(100 * is_first.double().mean().item())
     assert row["n"] == len(ranks) < len(is_first)
     model, corpus, *_ = draws.load_ended(folder, flags)
-    batches = draws.ItemSetBatches(
-        corpus.ids, corpus.offsets, *draws.split_pages(corpus),
-        corpus.counts[draws.FIRST_WORD_ID:], model.config.length, 1, seed=0)
-    masked = batches.eval_batch(slice(None)).is_masked
+    sets, *_ = superbloom.read_sets(corpus, model.config.length)
+    masked = sets.eval_batch(slice(None)).is_masked
     chosen = torch.stack([part[mask[:len(part)]] for part, mask in zip(ranks, masked)])
     evaluation = harness.read_log(sets_run)[-1]
     for k in (1, 10, 20):
@@ -120,19 +118,19 @@ def test_random_pairs_train_with_buckets_of_the_same_sizes(
         text_path, cache_dir, tmp_path, monkeypatch):
     """The control hashes as LSH attention does, and then moves the buckets."""
     moved = []
-    permute = random_pairs.use_random_buckets.__globals__["permute_buckets"]
+    permute = attention_controls.permute_buckets
 
     def watch(buckets):
         result = permute(buckets)
         moved.append((buckets, result))
         return result
 
-    monkeypatch.setitem(random_pairs.use_random_buckets.__globals__, "permute_buckets", watch)
+    monkeypatch.setattr(attention_controls, "permute_buckets", watch)
     before = attention.simhash
-    random_pairs.main([
-        *SMALL, "--data", str(text_path), "--cache", str(cache_dir), "--out", str(tmp_path),
-        "--steps", "1", "--emb", "lookup", "--split", "regex", "--objective", "mlm",
-        "--attn", "lsh", "--lsh_bands", "2"])
+    attention_controls.main([
+        "random", *SMALL, "--data", str(text_path), "--cache", str(cache_dir),
+        "--out", str(tmp_path), "--steps", "1", "--emb", "lookup", "--split", "regex",
+        "--objective", "mlm", "--attn", "lsh", "--lsh_bands", "2"])
     assert attention.simhash is before
     for buckets, result in moved:
         assert torch.equal(buckets.sort(-1).values, result.sort(-1).values)
@@ -232,7 +230,7 @@ def test_symmetric_scores_equal_those_of_one_bucket(has_padding):
     bucket = torch.zeros(2, 2, 1, 9, dtype=torch.int64)
     expected = attention.lsh_attention_reference(
         q, k, v, bucket, bucket, pairs="upper", key_mask=key_mask)
-    with symmetric_scores.use_symmetric_scores():
+    with attention_controls.use_symmetric_scores():
         result = attention.full_attention(q, k, v, key_mask=key_mask)
     assert torch.allclose(result, expected, atol=1e-6)
     assert not torch.allclose(attention.full_attention(q, k, v), expected, atol=1e-3)
