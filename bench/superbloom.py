@@ -332,13 +332,11 @@ def hide_items(folder, args):
     bloom_map = tokenizer.coder.bloom_map
     if bloom_map is None:
         raise InputError(f"--runs: expected runs of --emb bloom, got {folder}.")
-    _, ids, masked = read_sets(corpus, model.config.length, bloom_map.n_items)
+    batches, ids, masked = read_sets(corpus, model.config.length, bloom_map.n_items)
     correct = ids.gather(1, masked[:, None])  # (P, 1)
     inputs = ids.scatter(1, masked[:, None], MASK)
     positions = (inputs == MASK).flatten().nonzero().flatten()
     logp = hash_logp(model(inputs, inputs != 0, positions), bloom_map)
-    size = FIRST_WORD_ID + bloom_map.n_items
-    counts = corpus.counts[:size] - np.bincount(ids.flatten(), minlength=size)
     return Hidden(
         name=Path(folder).name,
         corpus=corpus,
@@ -346,7 +344,7 @@ def hide_items(folder, args):
         correct=correct[:, 0],
         visible=(inputs - FIRST_WORD_ID).clamp(min=-1),
         logp=logp,
-        training_counts=counts[FIRST_WORD_ID:],
+        training_counts=batches.count_items(),
     )
 
 

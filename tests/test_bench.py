@@ -337,16 +337,6 @@ def test_bench_search_until_certified_equals_evaluation(sets_run, pages_path, ar
         assert plain[f"rec@{k}"] == sure[f"rec@{k}"]
 
 
-def test_prior_of_items_is_of_the_training_sets(sets_run, pages_path, args):
-    """A hidden item that it counted would be found more often."""
-    settings = args(runs=[str(sets_run)], data=str(pages_path))
-    hidden = superbloom.hide_items(str(sets_run), settings)
-    first = FIRST_WORD_ID
-    for item in hidden.correct.unique().tolist():
-        seen = (hidden.visible == item - first).sum() + (hidden.correct == item).sum()
-        assert hidden.training_counts[item - first] == hidden.corpus.counts[item] - seen
-
-
 # Sketch
 
 
