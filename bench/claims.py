@@ -128,8 +128,8 @@ def list_cells(claim):
             lead, limit = find_lead(claim)
             percent = f"{lead:+.0f} % ({lead - limit:+.0f} to {lead + limit:+.0f})"
         row |= dict(front=claim["front"], unit=claim["unit"], percent=percent,
-                    own_bar=f"{own}: {write_number(here | dict(std=None))}",
-                    control_bar=f"{other}: {write_number(control | dict(std=None))}",
+                    own_bar=f"{own}: {here['mean']:.4g}",
+                    control_bar=f"{other}: {control['mean']:.4g}",
                     link=f"[{write_verdict(claim)}]({script})")
     return row
 
