@@ -160,7 +160,8 @@ def write_verdict(claim):
     """Return the verdict on a claim in the words of README and its picture."""
     kind, verdict = judge(claim, *read_sides(claim))
     if kind == "excluded":
-        return f"no lead shown; the paper's +{find_claimed_lead(claim):.0f} % is excluded at this size"
+        lead = find_claimed_lead(claim)
+        return f"no lead shown; the paper's +{lead:.0f} % is excluded at this size"
     return verdict
 
 
