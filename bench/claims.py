@@ -159,10 +159,12 @@ def find_claimed_lead(claim):
 def write_verdict(claim):
     """Return the verdict on a claim in the words of README and its picture."""
     kind, verdict = judge(claim, *read_sides(claim))
+    if "effect" not in claim:
+        return verdict
+    lead = f"the paper's +{find_claimed_lead(claim):.0f} %"
     if kind == "excluded":
-        lead = find_claimed_lead(claim)
-        return f"no lead shown; the paper's +{lead:.0f} % is excluded at this size"
-    return verdict
+        return f"no lead shown; {lead} is excluded at this size"
+    return f"{verdict}, against {lead}"
 
 
 # The rule

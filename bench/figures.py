@@ -250,8 +250,12 @@ def draw_effects():
     with new_figure("effects", (9.5, 0.8 + 0.52 * len(rows))) as [axis]:
         for y, (paper, claim) in enumerate(rows):
             lead, limit = claims.find_lead(claim)
-            verdict = claims.write_verdict(claim)
-            color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.4")
+            verdict, _, _ = claims.write_verdict(claim).partition(", against")  # the diamond
+            color = "0.4"
+            if verdict.startswith("holds"):
+                color = "tab:blue"
+            if verdict.startswith("does not hold"):
+                color = "tab:orange"
             axis.errorbar(lead, y, xerr=limit, fmt="o", color=color, capsize=4)
             axis.annotate(f"{lead:+.0f} %, {verdict}", (lead, y), (0, 7), ha="center", fontsize=8,
                           textcoords="offset points", color=color)
