@@ -390,8 +390,10 @@ def choose_columns(table, examples, field=None, flag="--field"):
     # several columns of strings are refused: one of them may be the label
     if len(names) != 1 or names[0] not in examples:
         expected = "one column of text" if field is None else f"column {field}"
-        raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {flag} "
-                         "NAME.")
+        advice = f"{flag} NAME"
+        if flag == "--field" and isinstance(examples.get("items"), list):
+            advice = "--preset superbloom-small for item sets"
+        raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {advice}.")
     return names
 
 
