@@ -5,6 +5,7 @@ Out of scope: splitting and numbering (data/corpus.py), other tasks (data/tasks.
 
 import ast
 import collections
+import functools
 import json
 import os
 import sysconfig
@@ -111,6 +112,7 @@ def list_nodes(path):
 # pydoc
 
 
+@functools.cache  # it looks at thousands of files
 def build_pydoc(cache):
     """Return the folder of train.jsonl and dev.jsonl. They are written once."""
     files = python_files()
