@@ -14,7 +14,8 @@ seeds, results.json, and the model of the best seed, ckpt.pt, for infer.py.
 Sources: [HF] Xue & Aletras 2022, HashFormers
 Deviations:
     1. A tenth of the training rows, the selection rows, chooses the weights that are scored: those
-       of the best evaluation, or of the earliest of equal ones (--select). Dev rows choose nothing.
+       of the best evaluation (--select); the eval_loss decides between equal scores. Dev rows
+       choose nothing.
     2. About two evaluations per epoch (--eval_every). [HF Table 5]: five, and three for small tasks
     3. Gradients are clipped at norm 1, and the cosine restarts after each fifth of the steps that
        follow the warm-up. The paper gives no norm, and does not say how often the cosine restarts.
@@ -188,7 +189,7 @@ def train(model, data, recipe, runtime, title):
             losses = []
             if "select" in data:
                 scores, _ = evaluate(model, data["select"], runtime)
-                best.update(scores[train_data.task.metrics[0]], model)
+                best.update(scores[train_data.task.metrics[0]], scores["eval_loss"], model)
                 row |= scores
             log.append(row)
             print_progress(title, row, num_steps)
@@ -196,21 +197,24 @@ def train(model, data, recipe, runtime, title):
 
 
 class Best:
-    """The weights of the best evaluation so far, the earliest of equal ones.
+    """The weights of the best evaluation so far. The eval_loss decides between equal scores.
 
     Attributes:
         score: float, 0 before the first evaluation.
+        eval_loss: float, of these weights on the selection rows.
         weights: dict, or None before the first evaluation.
     """
 
     def __init__(self):
         self.score = 0.0
+        self.eval_loss = math.inf
         self.weights = None
 
-    def update(self, score, model):
-        """Keep the weights of a model if its score is higher than those before."""
-        if self.weights is None or score > self.score:
+    def update(self, score, eval_loss, model):
+        """Keep the weights of a model if they are better than those before."""
+        if self.weights is None or (score, -eval_loss) > (self.score, -self.eval_loss):
             self.score = score
+            self.eval_loss = eval_loss
             self.weights = copy.deepcopy(model.state_dict())
 
 

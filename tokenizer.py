@@ -37,9 +37,8 @@ class HashTokenizer:
     Args:
         coder: instance of a class of data.coders.CODERS, which hashes words.
         splitter: instance of a class of data.splitters.SPLITS, which finds the words of a text.
-        targets: SketchCoder, a second code of each word, which the objective hash-mlm predicts
-            unless it predicts those of coder (coder.is_predicted). It is here as both follow from
-            the same settings, which a checkpoint has once.
+        targets: SketchCoder, whose codes the objective hash-mlm predicts where those of coder
+            cannot be predicted (coder.is_predicted).
     """
 
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another

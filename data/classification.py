@@ -22,7 +22,6 @@ Example: a line of MRPC's original file. read_table gives the row, SequenceClass
     target   1
 """
 
-import functools
 import math
 import os
 
@@ -38,7 +37,6 @@ from support.common import InputError, send
 from tokenizer import build_inputs
 
 GROUPS = 20  # groups of rows in standard_error
-build_pydoc_once = functools.cache(build_pydoc)  # it looks at thousands of files
 
 
 # --------------------------------------------------------------------------------------------------
@@ -69,7 +67,7 @@ def read_table(task, args, split):
 
 def read_pydoc(task, args, split):
     """Read the docstrings of the installed Python, as read_table reads a file."""
-    path = f"{build_pydoc_once(args.cache)}/{split}.jsonl"
+    path = f"{build_pydoc(args.cache)}/{split}.jsonl"
     return parse_rows(list(read_rows(path)), task, path, parse_class)
 
 

@@ -79,6 +79,8 @@ class Coder:
 
     def knows(self, words):
         """Return bool (V,): whether the codes of a word differ from those of all unknown words."""
+        if self.hash is not None:
+            return self.hash.knows(words)
         return np.ones(len(words), bool)
 
     def table_sizes(self, num_specials):
@@ -159,19 +161,10 @@ FLAGS_OF_PART = {"vocabulary": ["vocab"], "bloom_map": ["alpha", "hashes", "hash
 
 
 @dataclass(kw_only=True)
-class HashCoder(Coder):
-    """What the formats of a --hash share."""
-
-    hash: object
-
-    def knows(self, words):
-        return self.hash.knows(words)
-
-
-@dataclass(kw_only=True)
-class BitCoder(HashCoder):
+class BitCoder(Coder):
     """T bits, eight in a byte: uint8 (V, ceil(T/8)). The first bit of a byte is its highest."""
 
+    hash: object
     bits: int
 
     def codes(self, words):
@@ -180,9 +173,10 @@ class BitCoder(HashCoder):
 
 
 @dataclass(kw_only=True)
-class ChunkCoder(HashCoder):
+class ChunkCoder(Coder):
     """T bits, in numbers of c bits: int16 (V, ceil(T/c)). [HF §3.4]"""
 
+    hash: object
     bits: int
     chunk: int
 
@@ -192,9 +186,10 @@ class ChunkCoder(HashCoder):
 
 
 @dataclass(kw_only=True)
-class IndexCoder(HashCoder):
+class IndexCoder(Coder):
     """One of N buckets: int32 (V, 1). [HF §3.1]"""
 
+    hash: object
     rows: int
 
     def codes(self, words):

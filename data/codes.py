@@ -60,7 +60,9 @@ def build_tokenizer(args, config, corpus):
     if "hash" in fields:
         parts["hash"] = fit_hash(args, corpus)
     if "vocabulary" in fields:
-        parts["vocabulary"] = list_vocabulary(args, corpus)
+        parts["vocabulary"] = corpus.words
+        if corpus.subwords is None:  # the most frequent words; pieces are --vocab already
+            parts["vocabulary"] = corpus.words[:args.vocab]
     if "bloom_map" in fields:
         num_items = len(parts["vocabulary"])
         parts["bloom_map"] = build_bloom_map(args, config.hashes, num_items, corpus)
@@ -86,13 +88,6 @@ def fit_state(corpus, hash_class, options):
         if count > 0:  # some pieces of BPE do not occur
             counts[word] = count
     return hash_class.fit(counts, **options).state()
-
-
-def list_vocabulary(args, corpus):
-    """Return the words of a fixed vocabulary, list[str]: the most frequent, or all pieces."""
-    if corpus.subwords is not None:  # the corpus was split into --vocab pieces
-        return corpus.words
-    return corpus.words[:args.vocab]
 
 
 def build_bloom_map(args, m, num_items, corpus):
@@ -155,12 +150,11 @@ def build_codes(config, tokenizer, corpus):
         return torch.from_numpy(tokenizer.codes())
     # not the config: models with other layers share the codes
     identity = [config.code_format, tokenizer.coder.state()]
-    return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus)
+    return cached(corpus, "codes", identity, hash_corpus, tokenizer.coder, corpus)
 
 
-def hash_corpus(tokenizer, corpus):
+def hash_corpus(coder, corpus):
     """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
-    coder = tokenizer.coder
     jobs = divide(corpus.words, MAX_HASHED)
     codes = [coder.special_codes(FIRST_WORD_ID)]
     if len(jobs) == 1:  # done before processes would have started
@@ -174,16 +168,13 @@ def hash_corpus(tokenizer, corpus):
 def build_targets(config, tokenizer, corpus, codes):
     """Return the k hash buckets of each token ID, int32 (5 + V, k), which hash-mlm predicts. [CM]
 
-    Returns `codes` itself where the model already reads digests or sketches, and None for other
-    objectives.
+    They are `codes` where the model reads digests or sketches; None for other objectives.
     """
     if config.head != "hash-mlm":
         return None
     if tokenizer.coder.is_predicted:
         return codes
-    specials = tokenizer.targets.special_codes(FIRST_WORD_ID)  # never predicted
-    sketches = tokenizer.targets.codes(corpus.words)
-    return torch.from_numpy(np.concatenate([specials, sketches]))
+    return hash_corpus(tokenizer.targets, corpus)
 
 
 def cached(corpus, name, identity, build, *args):

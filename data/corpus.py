@@ -100,10 +100,11 @@ def write_corpus(folder, data, split, sources, max_subwords, quiet):
     if split in SUBWORDS:
         splitter = SUBWORDS[split].train(Documents(sources), max_subwords)
         (folder / "subwords.json").write_text(splitter.json, "utf-8")
-        numbering = Numbering(splitter.units)
+        units = splitter.units
     else:
         splitter = SPLITS[split]()
-        numbering = Numbering()
+        units = []
+    number_of_word = {word: i for i, word in enumerate(units, FIRST_WORD_ID)}
 
     # 2. and 3. Split all documents, and number their words by first appearance: their IDs, which
     # are by frequency, are not known before the end
@@ -115,12 +116,12 @@ def write_corpus(folder, data, split, sources, max_subwords, quiet):
             for documents in tqdm(results, f"preparing {source.part}", disable=is_hidden):
                 if source.has_copies:
                     documents = drop_copies(documents, seen, source.is_sets)
-                numbering.number_words(documents).tofile(file)
+                number_words(documents, number_of_word).tofile(file)
         if file.tell() == 0:
             raise InputError(f"--data {data}: expected text, got no words.")
 
     # 4. Sort the words by frequency, but not subwords
-    words = list(numbering.number_of_word)
+    words = list(number_of_word)
     counts, id_of_number = sort_words(folder, words, by_frequency=split not in SUBWORDS)
 
     # 5. Replace the numbers by IDs
@@ -205,32 +206,23 @@ def drop_copies(documents, seen, is_sets):
 # Words to token IDs on disk
 
 
-class Numbering:
-    """The numbers of words: FIRST_WORD_ID and on, in the order in which the words come.
+def number_words(documents, number_of_word):
+    """Return the numbers of the words of documents. A new word gets the next number.
 
     Args:
-        words: list[str], the first ones.
+        documents: list of str, as split_job returns them.
+        number_of_word: dict, word -> number, FIRST_WORD_ID and on. New words are added.
+
+    Returns:
+        uint32 (n,). SEP ends each document.
     """
-
-    def __init__(self, words=()):
-        self.number_of_word = {word: i for i, word in enumerate(words, FIRST_WORD_ID)}
-
-    def number_words(self, documents):
-        """Return the numbers of the words of documents. A new word gets the next number.
-
-        Args:
-            documents: list of str, as split_job returns them.
-
-        Returns:
-            uint32 (n,). SEP ends each document.
-        """
-        numbers = []
-        for document in documents:
-            for word in document.split("\n"):
-                next_number = FIRST_WORD_ID + len(self.number_of_word)
-                numbers.append(self.number_of_word.setdefault(word, next_number))
-            numbers.append(SEP)
-        return np.array(numbers, np.uint32)
+    numbers = []
+    for document in documents:
+        for word in document.split("\n"):
+            next_number = FIRST_WORD_ID + len(number_of_word)
+            numbers.append(number_of_word.setdefault(word, next_number))
+        numbers.append(SEP)
+    return np.array(numbers, np.uint32)
 
 
 def sort_words(folder, words, by_frequency):

@@ -5,6 +5,7 @@ Out of scope: splitting and numbering (data/corpus.py), other tasks (data/tasks.
 
 import ast
 import collections
+import functools
 import json
 import os
 import sysconfig
@@ -20,7 +21,6 @@ PLACES = ("platlib", "purelib", "stdlib")  # names in sysconfig: packages, stand
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 # The task pydoc: name the module that a docstring comes from
-PYDOC_FORMAT = 4  # prepared files of another format are built again
 PYDOC_MODULES = 20
 PYDOC_ROWS = {"train": 1_000, "dev": 200}  # for each module, at most
 PYDOC_MIN_WORDS = 5  # shorter docstrings are left out
@@ -111,13 +111,14 @@ def list_nodes(path):
 # pydoc
 
 
+@functools.cache  # it looks at thousands of files
 def build_pydoc(cache):
     """Return the folder of train.jsonl and dev.jsonl. They are written once."""
     files = python_files()
-    # another Python, another package, or another choice of rows is another task
+    # another Python, another package, or an edit of this file is another task
     sizes = [os.path.getsize(path) for path in files.values()]
-    choice = [PYDOC_FORMAT, PYDOC_MODULES, PYDOC_ROWS, PYDOC_MIN_WORDS]
-    identity = fingerprint([choice, list(files), sizes])
+    code = Path(__file__).read_text("utf-8")
+    identity = fingerprint([code, list(files), sizes])
     return build_once(os.path.join(cache, f"pydoc-{identity}"), write_pydoc, files)
 
 

@@ -359,8 +359,8 @@ def read_cells(source, table, choose):
 
 
 def is_names(value):
-    """Return whether a value is a list of names or whole numbers."""
-    if not isinstance(value, list):
+    """Return whether a value is a list, or tuple, of names or whole numbers."""
+    if not isinstance(value, (list, tuple)):
         return False
     return all(isinstance(name, (str, int, type(None))) for name in value)
 
@@ -390,8 +390,10 @@ def choose_columns(table, examples, field=None, flag="--field"):
     # several columns of strings are refused: one of them may be the label
     if len(names) != 1 or names[0] not in examples:
         expected = "one column of text" if field is None else f"column {field}"
-        raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {flag} "
-                         "NAME.")
+        advice = f"{flag} NAME"
+        if flag == "--field" and isinstance(examples.get("items"), list):
+            advice = "--preset superbloom-small for item sets"
+        raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {advice}.")
     return names
 
 
@@ -418,9 +420,7 @@ def choose_set_columns(table, examples, field=None, flag="--field"):
         names = [name for name in examples if isinstance(examples[name], list)]
     if not 1 <= len(names) <= most or not set(names) <= set(examples):
         expected = "one column of lists" if field is None else f"columns {field}"
-        advice = f"Use {flag} NAME"
-        if flag == "--field":
-            advice += ", or --field SET,ITEM for rows of set and item"
-        raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. {advice}, or "
-                         "a .txt file with a set a line.")
+        raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {flag} "
+                         "NAME, a .txt file with a set a line or, in training, --field SET,ITEM "
+                         "for rows of set and item.")
     return names

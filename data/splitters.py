@@ -89,9 +89,8 @@ class ItemNames(Splitter):
 
     def __init__(self, names=()):
         self.names = set(names)
-        self.max_words = 1
-        for name in self.names:
-            self.max_words = max(self.max_words, 1 + name.count(" "))
+        num_words = [1 + name.count(" ") for name in self.names]
+        self.max_words = max(num_words, default=1)
 
     def split(self, text):
         """Return the names in a text, list[str], and spans list[(start, end)].
@@ -301,7 +300,7 @@ class Phrases(Splitter):
         self.units = state["phrases"] + pieces
 
     @classmethod
-    def train(cls, texts, size=1_000_000):
+    def train(cls, texts, size):
         """Learn `size` phrases and pieces from texts, as BPE.train does.
 
         Texts are read twice: a list, or another iterable that begins anew each time.

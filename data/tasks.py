@@ -80,10 +80,6 @@ class Task:
         return self.labels is not None
 
     @property
-    def has_numbers(self):
-        return self.labels is None and self.examples.head == "classify"
-
-    @property
     def is_glue(self):
         """Whether a label may be the number of a class, or -1 if it is hidden."""
         return self.folder != ""
@@ -200,7 +196,7 @@ def read_task(name, args):
                          "together.")
 
     splits = split_train(task, train, args) | dict(dev=dev)
-    if task.has_numbers:
+    if task.labels is None and task.examples.head == "classify":  # numbers
         numbers = [label for _, label in splits["train"]]
         deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
         task.scale = [float(np.mean(numbers)), float(deviation)]

@@ -270,16 +270,11 @@ class Ranks:
 
     def __init__(self):
         self.world = read_variable("WORLD_SIZE", 1)
-        if "RANK" in os.environ and "WORLD_SIZE" not in os.environ:
-            raise InputError("RANK: requires WORLD_SIZE, which torchrun sets. Use torchrun, or "
-                             "unset RANK.")
         if self.world > 1:
             for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
                 if name not in os.environ:
                     raise InputError(f"WORLD_SIZE: requires {name}, which torchrun sets. Use "
                                      "torchrun, or unset WORLD_SIZE.")
-            if not dist.is_available():
-                raise InputError("torchrun: requires a PyTorch with torch.distributed. Use python.")
         self.rank = read_variable("RANK", 0)
         self.local_rank = read_variable("LOCAL_RANK", 0)
         if self.rank >= self.world:  # it would have no part of the work

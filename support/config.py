@@ -170,7 +170,7 @@ def check_contradictions(c):
 # shape the model; the others (batch, lr, ...) are defaults of pretrain.py's flags. Among these:
 #
 #     micro      sequences a device holds at once
-#     lr_mlm     the learning rate of mlm, sampled and hash-mlm
+#     lr_mlm     the learning rate where the head predicts rows: masked words or hashes
 #     short      share of the training windows that are cut, as short texts
 #     max_alpha  items that share a Bloom token, if --alpha does not say; fewer where items are few
 #     vocab      BPE pieces; the rows of lookup have the special tokens, too

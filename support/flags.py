@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from data.coders import CODERS, SketchCoder
-from data.corpus import name_data
 from data.rows import add_reader_flags
+from data.sources import HUB, SOURCES, name_data
 from data.splitters import SPLITS, SUBWORDS
 from embeddings import EMBEDDINGS
 from hashing import HASHES
-from model import PRESETS, Config, Model
+from model import HEADS, PRESETS, Config, Model
 from objectives import OBJECTIVES
 from support.common import InputError, Ranks, add_device_flags, at_least, blame, find_checkpoint
 from support.common import load_checkpoint, make_parser
@@ -195,7 +195,7 @@ def derive_settings(args, fixed):
         derived.update(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
     if "width" in fixed:
         derived["ffn"] = 4 * args.width
-    if args.head != "sr" and args.lr_mlm is not None:
+    if HEADS[args.head].predicts_rows and args.lr_mlm is not None:
         derived["lr"] = args.lr_mlm
     return derived
 
@@ -276,6 +276,11 @@ def list_methods(field):
     return ", ".join(emb for emb in EMBEDDINGS if field in find_coder(emb).list_fields())
 
 
+def list_objectives(flag):
+    """Return the names of --objective that read a flag, str."""
+    return ", ".join(name for name in OBJECTIVES if flag in OBJECTIVES[name].options)
+
+
 def build_parser(doc=""):
     """Return the parser of all flags, without defaults: choose_settings merges them.
 
@@ -307,10 +312,10 @@ def build_parser(doc=""):
         action.help = help if default is None else f"{help} (default: {default})"
 
     group = parser.add_argument_group("words: every distinct word gets an ID [HF §3.1]")
-    add("--data", "python, stdlib, python-names, wikipedia, bookcorpus, a file, a folder, or a hub "
-        "ID owner/name:CONFIG:SPLIT; several joined by +", str)
-    add("--split", "what a word is; bpe and phrases learn --vocab pieces, items are those of sets "
-        "(default: regex, bpe with lookup, items with bloom)", SPLITS)
+    add("--data", f"{', '.join((*SOURCES, *HUB))}, a file, a folder, or a hub ID "
+        "owner/name:CONFIG:SPLIT; several joined by +", str)
+    add("--split", f"what a word is; {' and '.join(SUBWORDS)} learn --vocab pieces, items are "
+        "those of sets (default: that of --emb or --preset)", SPLITS)
     add("--field", "column of text or lists, or SET,ITEM for item sets (default: text)", str)
     add_reader_flags(group.add_argument)
     add("--vocab", "BPE pieces, or rows of lookup; phrases default to 1,000,000, items to all")
@@ -323,7 +328,7 @@ def build_parser(doc=""):
     add("--chunk", f"bits of a chunk of {list_methods('chunk')}")
     add("--features", "n-grams that lsh keeps, at least --bits or --rows")
     add("--key", "secret key of md5 and of sketches (default: none)", str)
-    add("--hash_seed", "seed of lsh, Bloom maps, sketches and n-grams", natural)
+    add("--hash_seed", "seed of all hashes but md5", natural)
 
     group = parser.add_argument_group("model: a post-LN transformer over embedded words [HF §4.2]")
     presets = [name for name in PRESETS if "steps" in PRESETS[name]]  # others: finetune.py
@@ -338,14 +343,12 @@ def build_parser(doc=""):
     add("--length", "positions, [CLS] and [SEP] included", at_least(2))
     add("--rows", f"hash buckets of {list_methods('rows')}")
     add("--dropout", "dropout rate, of attention weights too unless --attn lsh", probability)
-    add("--tied", "share the rows of lookup, bloom, median or mean with the output layer "
-        "(default: with lookup and bloom)", bool)
+    add("--tied", "share the rows of the embedding with the output layer (default: as in the "
+        "paper of --emb)", bool)
 
-    group = parser.add_argument_group(
-        "Bloom digests: --emb bloom [SB §3.2]. Sketches: --emb median and mean [CM], weighted "
-        "[SV], and --objective hash-mlm")
-    add("--alpha", f"items that share a Bloom token (default: {defaults['max_alpha']}; fewer for "
-        "few items)")
+    group = parser.add_argument_group("Bloom digests [SB §3.2] and sketches [CM] [SV]")
+    add("--alpha", f"items that share a token of {list_methods('bloom_map')} (default: "
+        f"{defaults['max_alpha']}; fewer for few items)")
     add("--coherent", "how many of the --hashes Bloom maps put items of a page together", natural)
     add("--hashes", "m hashes of an item (default: 2), or k of a sketch (default: 5)",
         at_least(1, maximum=99))
@@ -371,9 +374,10 @@ def build_parser(doc=""):
         "words of lookup [BERT §3.1] [SB §3.3]; hash-mlm: predict hashes of masked words [SB §2.4] "
         "(default: sr; mlm or hash-mlm for sketches, item sets and presets that predict words)",
         OBJECTIVES)
-    add("--mask", "share of words masked; requires an objective other than sr", share)
-    add("--noise", "share of words that sr shuffles, and of the others that it replaces", share)
-    add("--samples", "rows of the softmax of sampled")
+    add("--mask", f"share of words masked, for {list_objectives('mask')}", share)
+    add("--noise", "share of words shuffled, and of the others replaced, for "
+        f"{list_objectives('noise')}", share)
+    add("--samples", f"rows of the softmax of {list_objectives('samples')}")
     add("--short", "share of text windows cut in training, as short texts", probability)
 
     group = parser.add_argument_group("training, device and files")

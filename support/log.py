@@ -62,10 +62,6 @@ class Log:
         with open(self.path, "a") as file:
             file.truncate(min(size, file.tell()))
 
-    def size(self):
-        """Return the bytes of log.jsonl."""
-        return self.path.stat().st_size
-
     def write_step(self, step, numbers):
         """Write a training step and its speed, and print a line every 30 seconds."""
         seconds = (time.perf_counter() - self.clock) / (step - self.clock_step)  # of a step

@@ -187,13 +187,10 @@ class SetReader(Reader):
     def read_behind(self, first, row):
         """Return the Example of a set, whose token IDs follow those in first, list of int."""
         names = []
-        document = row
-        if isinstance(row, tuple):
-            document = list(row)
-        if isinstance(document, str):
-            names, _ = self.splitter.split(document)
-        elif is_names(document):
-            names = item_names(document)
+        if isinstance(row, str):
+            names, _ = self.splitter.split(row)
+        elif is_names(row):
+            names = item_names(row)
         names = list(dict.fromkeys(names))  # each once
         if MASK_WORD in names:
             names.remove(MASK_WORD)

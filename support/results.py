@@ -2,7 +2,6 @@
 
     Outcome     what one model scores after its training
     Result      a job: the Outcomes of the model and of its control
-    Summary     a task: the means of the Results of all seeds
 
 Out of scope: training and scoring (finetune.py), the metrics (data/classification.py).
 """
@@ -131,30 +130,11 @@ def keep_best_model(args, name, results):
         remove(path)
 
 
-@dataclasses.dataclass
-class Summary:
-    """The results of a task: means over the seeds, as results.json has them."""
-
-    metric: str
-    rows: dict
-    size: dict
-    values: list  # the score of each seed
-    mean: float
-    std: float | None  # None: one seed
-    last: float  # of the last weights
-    all_metrics: dict
-    f1_per_label: dict  # {} without classes
-    rows_per_label: dict  # of dev
-    train_rows_per_label: dict
-    majority: float
-    bag_of_words: float | None = None
-    bag_of_words_std: float | None = None
-    over_bag: float | None = None  # the mean minus that of the bag of words
-    over_bag_error: float | None = None
-
-
 def summarize(results):
-    """Return the Summary of a task: results is a list of Result, one of each seed."""
+    """Return the results of a task, dict: means over the seeds, as results.json has them.
+
+    results: list of Result, one of each seed.
+    """
     first = results[0]
     metric = first.metric
     models = [result.model for result in results]
@@ -170,27 +150,31 @@ def summarize(results):
         scores = [100 * f1(np.array(row), truth, number) for row in predicted]
         f1_per_label[label] = np.mean(scores)
         rows_per_label[label] = first.truth.count(number)
-    summary = Summary(
+    summary = dict(
         metric=metric,
         rows=first.rows,
         size=first.size,
-        values=values,
+        values=values,  # the score of each seed
         mean=all_metrics[metric],
         std=deviation(values),
-        last=np.mean([outcome.last_scores[metric] for outcome in models]),
+        last=np.mean([outcome.last_scores[metric] for outcome in models]),  # of the last weights
         all_metrics=all_metrics,
-        f1_per_label=f1_per_label,
-        rows_per_label=rows_per_label,
+        f1_per_label=f1_per_label,  # {} without classes
+        rows_per_label=rows_per_label,  # of dev
         train_rows_per_label=dict(zip(first.labels, first.train_counts)),
-        majority=first.majority)
+        majority=first.majority,
+        bag_of_words=None,  # these four: no control
+        bag_of_words_std=None,
+        over_bag=None,
+        over_bag_error=None)
     if first.control is not None:
         bags = [result.control for result in results]
         bag_values = [outcome.scores[metric] for outcome in bags]
-        summary.bag_of_words = np.mean(bag_values)
-        summary.bag_of_words_std = deviation(bag_values)
-        summary.over_bag = summary.mean - summary.bag_of_words
+        summary["bag_of_words"] = np.mean(bag_values)
+        summary["bag_of_words_std"] = deviation(bag_values)
+        summary["over_bag"] = summary["mean"] - summary["bag_of_words"]
         bag_predicted = [outcome.predicted for outcome in bags]
-        summary.over_bag_error = standard_error(metric, predicted, bag_predicted, first.truth)
+        summary["over_bag_error"] = standard_error(metric, predicted, bag_predicted, first.truth)
     return summary
 
 
@@ -206,15 +190,14 @@ def write_results(out, summaries, settings):
 
     Args:
         out: str.
-        summaries: dict, name of a task -> Summary.
+        summaries: dict, name of a task -> what summarize returns.
         settings: dict.
     """
-    content = dict(tasks={}, settings=settings)
+    content = dict(tasks=summaries, settings=settings)
     for name, summary in summaries.items():
-        content["tasks"][name] = dataclasses.asdict(summary)
         print_summary(name, summary)
     if len(summaries) > 1:
-        content["average"] = np.mean([summary.mean for summary in summaries.values()])
+        content["average"] = np.mean([summary["mean"] for summary in summaries.values()])
         print(f"average over the tasks: {content['average']:.2f}")
     write_json(Path(out, "results.json"), content)
     return content
@@ -222,22 +205,23 @@ def write_results(out, summaries, settings):
 
 def print_summary(name, summary):
     """Print the scores of a task beside its controls."""
-    f1_per_label = summary.f1_per_label  # {} without classes
-    print(f"\n{name}: parameters {summary.size['total']:,}, PoEP {summary.size['poep']:.2%}")
+    f1_per_label = summary["f1_per_label"]
+    print(f"\n{name}: parameters {summary['size']['total']:,}, PoEP {summary['size']['poep']:.2%}")
     rival = "majority class" if f1_per_label else "without a model"
-    print(f"{name}: {summary.metric} {format_mean(summary.mean, summary.std)}, last weights "
-          f"{summary.last:.2f}, {rival} {summary.majority:.2f}")
-    if summary.bag_of_words is not None:
-        bag = format_mean(summary.bag_of_words, summary.bag_of_words_std)
+    mean = format_mean(summary["mean"], summary["std"])
+    print(f"{name}: {summary['metric']} {mean}, last weights {summary['last']:.2f}, {rival} "
+          f"{summary['majority']:.2f}")
+    if summary["bag_of_words"] is not None:
+        bag = format_mean(summary["bag_of_words"], summary["bag_of_words_std"])
         note = ""
-        if summary.over_bag <= 2 * summary.over_bag_error:  # also where both are 0
+        if summary["over_bag"] <= 2 * summary["over_bag_error"]:  # also where both are 0
             note = ": not shown to be better than a bag of words"
-        print(f"{name}: bag of words {bag}, difference {summary.over_bag:+.2f} ± "
-              f"{summary.over_bag_error:.2f}, its standard error over rows and seeds{note}")
+        print(f"{name}: bag of words {bag}, difference {summary['over_bag']:+.2f} ± "
+              f"{summary['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
     scores = []
     missed = collections.defaultdict(list)  # reason -> classes with no right prediction
     for label, score in f1_per_label.items():
-        scores.append(f"{label} {score:.1f} ({summary.rows_per_label[label]:,} rows)")
+        scores.append(f"{label} {score:.1f} ({summary['rows_per_label'][label]:,} rows)")
         if score == 0:
             missed[explain_missed(summary, label)].append(label)
     if scores:
@@ -249,9 +233,9 @@ def print_summary(name, summary):
 
 def explain_missed(summary, label):
     """Return why no row of a class was predicted rightly."""
-    if summary.train_rows_per_label[label] == 0:
+    if summary["train_rows_per_label"][label] == 0:
         return "no rows to train on"
-    if summary.rows_per_label[label] == 0:
+    if summary["rows_per_label"][label] == 0:
         return "no rows to score"
     return "never predicted rightly"
 

@@ -123,7 +123,7 @@ class Run:
     def save(self, name, model, optimizer=None):
         """Write a checkpoint of the run as it is now. One with the optimizer can be resumed."""
         if self.is_writer:
-            state = dict(step=self.step, best=self.best, log_size=self.log.size())
+            state = dict(step=self.step, best=self.best, log_size=self.log.path.stat().st_size)
             if optimizer is not None:
                 state["optimizer"] = optimizer.state_dict()
             save_checkpoint(f"{self.folder}/{name}", model, **self.parts, **state)

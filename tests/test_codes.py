@@ -164,7 +164,7 @@ def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch
     monkeypatch.setattr(codes, "start_workers", lambda: ThreadPool(2))
     monkeypatch.setattr(codes, "MAX_HASHED", 50)
     tokenizer = make_tokenizer(Config(), hash=MD5())
-    table = codes.hash_corpus(tokenizer, SimpleNamespace(words=WORDS))
+    table = codes.hash_corpus(tokenizer.coder, SimpleNamespace(words=WORDS))
     assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.coder.codes(WORDS))
 
 

@@ -237,7 +237,7 @@ def test_rank_without_what_torchrun_sets_is_refused(monkeypatch, name):
     (dict(WORLD_SIZE=""), "WORLD_SIZE: expected a whole number, got ''"),
     (dict(WORLD_SIZE="two"), "WORLD_SIZE: expected a whole number, got 'two'"),
     (dict(WORLD_SIZE="1", RANK=""), "RANK: expected a whole number, got ''"),
-    (dict(RANK="1"), "RANK: requires WORLD_SIZE"),
+    (dict(RANK="1"), "RANK: expected a number below WORLD_SIZE, 1, got 1"),
     (dict(WORLD_SIZE="1", RANK="1"), "RANK: expected a number below WORLD_SIZE, 1, got 1"),
 ])
 def test_rank_that_no_torchrun_has_set_is_refused(monkeypatch, variables, message):

@@ -218,17 +218,19 @@ def test_class_without_rows_is_said_to_be_one(tune, sr_run, tmp_path):
 
 def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, monkeypatch):
     """Law: dev rows are read at the end only, with the last weights and then the chosen ones."""
-    accuracy = [50.0, 90.0, 90.0, 70.0]  # of the slice; of equal ones the earliest is chosen
+    accuracy = [50.0, 90.0, 90.0, 90.0]  # of the slice
+    eval_loss = [0.1, 0.5, 0.4, 0.4]  # the lower one decides, then the earlier one
     sizes = []
     heads = []
 
     def evaluate(model, data, runtime):
         if isinstance(model, finetune.BagOfWords):
-            return dict(accuracy=0.0), data.targets.tolist()
+            return dict(accuracy=0.0, eval_loss=1.0), data.targets.tolist()
         sizes.append(data.num_rows)
         heads.append(model.head.dense.weight.clone())
         if len(sizes) <= 4:
-            return dict(accuracy=accuracy[len(sizes) - 1]), None
+            i = len(sizes) - 1
+            return dict(accuracy=accuracy[i], eval_loss=eval_loss[i]), None
         return dict(accuracy=10.0 * len(sizes)), data.targets.tolist()
 
     monkeypatch.setattr(finetune, "evaluate", evaluate)
@@ -239,7 +241,7 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
     assert torch.equal(last, heads[3])
     assert row["last"] == 50
     chosen = heads[5]
-    assert torch.equal(chosen, heads[1])
+    assert torch.equal(chosen, heads[2])
     assert row["mean"] == 60
     assert torch.equal(read_weights(tmp_path)["head.dense.weight"], chosen)
 

@@ -143,6 +143,11 @@ def test_choose_columns_takes_field_then_text_then_the_only_strings(field, row, 
     assert choose_columns("a.csv", row, field) == [expected]
 
 
+def test_item_sets_that_are_read_as_texts_are_refused_with_their_preset(write, load):
+    with pytest.raises(InputError, match="got items. Use --preset superbloom-small"):
+        load(write("a.jsonl", '{"items": ["a", "b"]}\n'))
+
+
 def test_empty_cells_do_not_decide_on_the_column(write, load):
     """One of two texts is null in the first row, and may be the one that is meant."""
     path = write("a.jsonl", '{"a": "x", "b": null}\n{"a": "x", "b": "y"}\n')

@@ -111,7 +111,7 @@ def test_phrases_occur_twice_and_leave_room_for_pieces():
 def test_phrases_refuse_texts_that_can_be_read_once():
     """The second time a generator is empty: there would be no pieces but bytes."""
     with pytest.raises(AssertionError, match="expected what can be read twice"):
-        Phrases.train(text for text in ["new york"] * 9)
+        Phrases.train((text for text in ["new york"] * 9), 300)
 
 
 def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
