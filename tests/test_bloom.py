@@ -264,6 +264,7 @@ def test_logits_that_are_read_in_the_wrong_form_are_refused():
     # would be read as the items 0 and 1
     (dict(exclude=torch.tensor([[True], [False]])), "exclude: expected int64 (2, E), got"),
     (dict(prior=torch.full((6,), torch.inf)), "prior: expected 6 finite numbers, got [6]"),
+    (dict(prior=torch.full((6,), torch.nan)), "prior: expected 6 finite numbers, got [6]"),
 ])
 def test_search_of_what_would_fail_in_silence_is_refused(search, changes, message):
     arguments = dict(logp=torch.zeros(2, 2, 3), bloom_map=BloomMap(6, 2)) | changes
