@@ -185,16 +185,6 @@ def test_share_of_keys_outside_follows_its_law(r):
         assert abs(int(printed) / 100 - measured) < 0.015
 
 
-def test_share_of_keys_outside_by_hand():
-    """A score of ln 3 inside and two keys outside: 2 / (3 + 1 + 1)."""
-    q = torch.tensor([math.log(3), 0, 0]).view(1, 1, 3, 1)
-    k = torch.ones(1, 1, 3, 1)
-    hq = torch.tensor([[[[0, 5, 5]]]])
-    hk = torch.tensor([[[[0, 1, 2]]]])
-    share = outside_share(q, k, hq, hk)  # (B, H, L)
-    assert share[0, 0].tolist() == pytest.approx([2 / 5, 1, 1])
-
-
 def test_one_common_bucket_is_a_collision():
     """Erratum [BL §1] "across all hash functions": the matrix M and Algorithm 1 need one."""
     hq = torch.tensor([[[[0], [1]]]])  # (B, H, n, L)
@@ -433,14 +423,6 @@ def test_cells_match_docstring_example():
         [0, 1, 8],
         [4, 5, 8],
     ]
-
-
-def test_cells_of_two_sequences_have_different_numbers():
-    """The second begins at 2L = 6. Padding has 2N = 12."""
-    h = torch.tensor([[[4, 7, 4]], [[4, 7, 7]]])
-    cell_q, cell_k = attention_fast.number_cells(h, h, first_keys(3, 2, L=3))
-    assert cell_q.flatten().tolist() == [0, 4, 0, 6, 8, 8]
-    assert cell_k.flatten().tolist() == [0, 4, 0, 6, 8, 12]
 
 
 def test_find_blocks_matches_docstring_example(monkeypatch):

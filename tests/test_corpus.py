@@ -1,9 +1,6 @@
 """data/corpus.py: documents to token IDs on disk. test_all.py has the example by hand."""
 
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -15,8 +12,8 @@ from data.corpus import Corpus
 from data.items import split_pages
 from data.sources import Files
 from hashing import list_words
-from support.common import InputError, num_cores
-from tests.helpers import ROOT, list_pages
+from support.common import InputError
+from tests.helpers import list_pages
 from tokenizer import FIRST_WORD_ID
 
 
@@ -104,21 +101,3 @@ def test_edit_of_the_splitting_is_another_corpus(write, load, tmp_path, monkeypa
     monkeypatch.setattr(data.corpus, "CODE", [source])
     monkeypatch.setattr(data.splitters, "list_words", lambda text, how: [text])
     assert load(path).words == ["a b"]
-
-
-def test_ctrl_c_ends_a_preparation_and_leaves_no_half_corpus(tmp_path):
-    """The jobs, in other processes, would take an hour."""
-    script = ROOT / "tests/scripts/prepare_for_an_hour.py"
-    with subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, cwd=ROOT,
-                          stderr=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)),
-                          text=True, start_new_session=True) as process:
-        num_at_work = 0
-        while num_at_work < min(num_cores(), 8):  # all workers: one that starts is not ready yet
-            num_at_work += process.stdout.readline().count("at work")  # two may share a line
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
-        _, error = process.communicate(timeout=120)
-    assert process.returncode == 130
-    # Python's own thread of the pool may complain about its killed workers after this line
-    assert "prepare: Interrupted." in error.splitlines()
-    assert "Process-" not in error  # the workers, such as ForkProcess-1, leave it to their parent
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]

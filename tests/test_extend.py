@@ -47,39 +47,28 @@ class ToyEmbedding(Embedding):
         return signs @ self.matrix
 
 
-@dataclass(kw_only=True)
-class ToyCoder(Coder):
-    """The length of a word chooses its row."""
-
-    rows: int
-    hash_seed: int
-
-    def codes(self, words):
-        lengths = np.array([len(word) for word in words], np.int32)
-        return (lengths[:, None] + self.hash_seed) % self.rows  # (V, 1)
-
-
-class ToyRows(HashEmbedding):
-    code_format = "toy"
-
-
 @dataclass
-class SaltedConfig(Config):
+class ToyConfig(Config):
     """A field of model.Config that the codes of a format depend on."""
 
     salt: int = 0
 
 
 @dataclass(kw_only=True)
-class SaltedCoder(ToyCoder):
+class ToyCoder(Coder):
+    """The length of a word chooses its row."""
+
+    rows: int
+    hash_seed: int
     salt: int
 
     def codes(self, words):
-        return (super().codes(words) + self.salt) % self.rows
+        lengths = np.array([len(word) for word in words], np.int32)
+        return (lengths[:, None] + self.hash_seed + self.salt) % self.rows  # (V, 1)
 
 
-class SaltedRows(HashEmbedding):
-    code_format = "salted"
+class ToyRows(HashEmbedding):
+    code_format = "toy"
 
 
 class ToyHash(WordHash):
@@ -194,77 +183,43 @@ def test_toy_run_trains_and_detects(toy_flags, tmp_path):
     assert torch.allclose(p.sum(1), torch.ones(len(words)))
 
 
-def test_new_code_format_is_a_class_and_its_line(monkeypatch, text_path, cache_dir, tmp_path):
-    """Its flags, its codes, its checkpoint: nothing else knows the format."""
+@pytest.fixture
+def format_flags(monkeypatch, text_path, tmp_path):
+    """Register a format, its field and flag; return flags of a run with a cache of its own."""
     monkeypatch.setitem(EMBEDDINGS, "toy", ToyRows)
     monkeypatch.setitem(CODERS, "toy", ToyCoder)
-    files = ["--data", text_path, "--cache", cache_dir, "--out", tmp_path / "toy"]
-    flags = [*SMALL, *"--emb toy --rows 50 --hash_seed 3".split(), *files]
-
-    pretrain.main([str(flag) for flag in flags])
-    predictor = Predictor(str(tmp_path / "toy"))
-    tokenizer = predictor.tokenizer
-    predictor.detect("a new text")
-
-    codes = tokenizer.codes()[tokenizer.ids(["a", "new", "text"])]
-    assert codes.tolist() == [[4], [6], [7]]
-    assert_refused(pretrain.main, [*flags, "--bits", "32"], "--bits requires other settings")
-
-
-@pytest.fixture
-def salted_flags(monkeypatch, text_path, tmp_path):
-    """Register the field, its flag and format; return flags of a run with a cache of its own."""
-    monkeypatch.setitem(EMBEDDINGS, "salted", SaltedRows)
-    monkeypatch.setitem(CODERS, "salted", SaltedCoder)
     monkeypatch.setitem(flags.DEFAULTS, "salt", 0)
     for module in (model, loading, flags):
-        monkeypatch.setattr(module, "Config", SaltedConfig)
+        monkeypatch.setattr(module, "Config", ToyConfig)
     build_parser = flags.build_parser
 
-    def build_salted_parser(doc=""):
+    def build_toy_parser(doc=""):
         parser = build_parser(doc)
         parser.add_argument("--salt", type=int)
         return parser
 
-    monkeypatch.setattr(flags, "build_parser", build_salted_parser)
+    monkeypatch.setattr(flags, "build_parser", build_toy_parser)
     files = ["--data", text_path, "--cache", tmp_path / "cache"]
     return [str(flag) for flag in [*SMALL, "--rows", 50, *files]]
 
 
-def test_new_field_of_a_format_decides_on_its_codes(salted_flags, tmp_path):
-    """Two values share no file of codes, and infer.py has the codes that training had."""
-    tables = []
+def test_new_code_format_is_a_class_and_its_line(format_flags, tmp_path):
+    """Its flags, its codes, its checkpoint. Two values of its field share no file of codes."""
+    toy = [*format_flags, "--emb", "toy"]
+    seen = set()
     for salt in (1, 2):
-        out = tmp_path / f"salt-{salt}"
-        pretrain.main([*salted_flags, "--emb", "salted", "--salt", str(salt), "--out", str(out)])
-        [path] = set(tmp_path.glob("cache/*/codes-*.pt")) - {path for path, _ in tables}
-        tables.append((path, torch.load(path)))
-        tokenizer = Predictor(str(out)).tokenizer
+        out = str(tmp_path / f"salt-{salt}")
+        pretrain.main([*toy, "--hash_seed", "3", "--salt", str(salt), "--out", out])
+        tokenizer = Predictor(out).tokenizer
+        [path] = set(tmp_path.glob("cache/*/codes-*.pt")) - seen
+        seen.add(path)
         tokenizer.add_words(Corpus(path.parent).words)
-        assert np.array_equal(tokenizer.codes(), tables[-1][1])
-    [(_, first), (_, second)] = tables
-    assert torch.equal((first[FIRST_WORD_ID:] + 1) % 50, second[FIRST_WORD_ID:])
-
-
-def test_new_field_is_refused_where_it_is_not_read(salted_flags):
-    assert_refused(pretrain.main, [*salted_flags, "--emb", "emb", "--salt", "1"],
+        assert np.array_equal(tokenizer.codes(), torch.load(path))  # infer.py has those of training
+        ids = tokenizer.ids(["a", "new", "text"])
+        assert tokenizer.codes()[ids].tolist() == [[4 + salt], [6 + salt], [7 + salt]]
+    assert_refused(pretrain.main, [*toy, "--bits", "32"], "--bits requires other settings")
+    assert_refused(pretrain.main, [*format_flags, "--emb", "emb", "--salt", "1"],
                    "--salt requires other settings")
-
-
-def test_toy_model_on_a_toy_task_learns_it(toy_flags, tmp_path):
-    pretrain.main(toy_flags)
-    path = tmp_path / "data.csv"
-    path.write_text("text,label\n" + "a good thing,yes\na bad thing,no\n" * 8)
-    files = ["--train", path, "--dev", path, "--out", tmp_path / "tuned"]
-    fast = "--epochs 20 --batch 8 --lr 1e-2 --seeds 1 --device cpu --dtype float32 --no-compile"
-
-    done = run_main(finetune.main, "--ckpt", tmp_path / "toy", "--task", "toy", *files,
-                    *fast.split())
-
-    assert done.code == 0, done.err
-    predictor = Predictor(str(tmp_path / "tuned"))
-    assert predictor.classify("a good thing")[0][0] == "yes"
-    assert predictor.classify("a bad thing")[0][0] == "no"
 
 
 class ToySource(Source):
@@ -346,16 +301,19 @@ class ToyExamples(SequenceClassification):
         ToyExamples.instances += 1
 
 
-def test_task_with_a_reader_and_examples_of_its_own(monkeypatch, sr_run, tmp_path):
+def test_toy_model_learns_a_task_with_a_reader_and_examples_of_its_own(
+        monkeypatch, toy_flags, tmp_path):
     """The line in TASKS is all that finetune.py knows of it: classes are found, dev rows drawn."""
+    pretrain.main(toy_flags)
     task = Task(["text"], [], ["accuracy"], read=read_folder, examples=ToyExamples,
                 flags=("train", "dev"))
     monkeypatch.setitem(TASKS, "folder", task)
     for label, word in (("no", "bad"), ("yes", "good")):
         texts = [f"a {word} thing {number}" for number in range(40)]
         (tmp_path / f"{label}.txt").write_text("\n".join(texts))
-    flags = ["--ckpt", sr_run, "--task", "folder", "--train", tmp_path, "--out", tmp_path / "out"]
-    fast = "--epochs 9 --batch 8 --lr 1e-2 --seeds 1 --device cpu --dtype float32 --no-compile"
+    flags = ["--ckpt", tmp_path / "toy", "--task", "folder", "--train", tmp_path,
+             "--out", tmp_path / "out"]
+    fast = "--epochs 20 --batch 8 --lr 1e-2 --seeds 1 --device cpu --dtype float32 --no-compile"
 
     done = run_main(finetune.main, *flags, *fast.split())
 
@@ -365,4 +323,6 @@ def test_task_with_a_reader_and_examples_of_its_own(monkeypatch, sr_run, tmp_pat
     assert row["rows"]["dev"] == 8
     assert row["f1_per_label"] == dict(no=100, yes=100)
     assert ToyExamples.instances == 3
+    predictor = Predictor(str(tmp_path / "out"))
+    assert predictor.classify("a good thing 7")[0][0] == "yes"
     assert_refused(finetune.main, [*flags, "--label", "a"], "--label: expected a task that reads")

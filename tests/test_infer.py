@@ -6,9 +6,6 @@ test_finetune.py; that a misspelling is near its word in test_all.py.
 
 import contextlib
 import json
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +27,7 @@ from model import Config, Model
 from support import predict_file, runner
 from support.candidates import embed_words
 from support.common import InputError, load_checkpoint, save_checkpoint
-from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
+from tests.helpers import assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
 WORDS = [*make_words(50), "cat", "the"]
@@ -168,10 +165,8 @@ def leaves(value):
     ("detect", "embed"),
     ("fill", "fill_mask"),
     ("missing", "predict_missing"),
-    ("pair", "classify"),
+    ("classify", "classify"),
     ("answer", "answer"),
-    ("fixed_set", "fill_mask"),
-    ("set", "predict_missing"),
     ("classify", "neighbors"),
 ])
 def test_batch_is_equal_to_one_by_one(untrained, monkeypatch, name, method):
@@ -184,10 +179,8 @@ def test_batch_is_equal_to_one_by_one(untrained, monkeypatch, name, method):
         if method in ("fill_mask", "predict_missing"):
             text += " [MASK] the [MASK]"
         rows.append(text)
-    if name in ("pair", "answer"):
+    if method == "answer":
         rows = [(text[:20], text) for text in rows]
-    if name in ("set", "fixed_set"):
-        rows = [("x",), ("x", "Miles Davis"), ("Bill Evans",), ("x", "Bill Evans"), ("x",)]
     if method == "neighbors":
         rows = ["cats", "zebra", "mat", "hat"]
     predict = getattr(untrained[name], method)
@@ -210,33 +203,16 @@ def test_probabilities_are_those_of_the_docstrings(untrained):
     assert leaves(ranking) == [NAMES[0], approx(0.67), NAMES[1], approx(0.24)]
 
 
-def test_detect_reports_what_the_model_says(untrained, monkeypatch):
-    """A head that answers by the ID modulo 3: each word gets its own answer."""
-    p = untrained["detect"]
-    monkeypatch.setattr(p.model, "forward", lambda ids, mask: 20.0 * F.one_hot(ids % 3, 3))
-    words, _, probabilities = p.detect("one two three")
-    ids = p.tokenizer.ids(words)
-    assert probabilities.argmax(-1).tolist() == [i % 3 for i in ids]
-
-
-def test_class_that_an_objective_leaves_out_is_never_printed(untrained, monkeypatch, capsys):
-    """The head has three classes, and this objective two kinds of words."""
-    readout = untrained["detect"].readout
-    monkeypatch.setattr(readout, "kinds", {0: "intact", 2: "random"})
+def test_class_that_an_objective_leaves_out_is_never_printed(paths, tmp_path, capsys):
+    """The head has three classes, and the objective of this checkpoint two kinds of words."""
+    checkpoint = load_checkpoint(paths["detect"])
+    torch.save(checkpoint | dict(kinds={0: "intact", 2: "strange"}), tmp_path / "ckpt.pt")
     probabilities = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.5, 0.4]])
     result = (["a", "cat"], [(0, 1), (2, 5)], probabilities)
-    readout.print_result("a cat", result, 2)
-    assert capsys.readouterr().out.splitlines()[0] == "a {cat:random}"
-
-
-def test_fill_mask_ranks_all_words_and_no_special_token(untrained, monkeypatch):
-    """A head that prefers rare words, whose IDs are large."""
-    p = untrained["fill"]
-    logits = torch.arange(p.config.rows)[None] / 100  # (1, N)
-    monkeypatch.setattr(p.model, "forward", lambda ids, mask, masked_positions: logits)
-    [pairs] = p.fill_mask("a [MASK] b", 10**6)
-    assert [word for word, _ in pairs] == p.tokenizer.words[::-1]
-    assert sum(share for _, share in pairs) == pytest.approx(1)
+    Predictor(str(tmp_path)).readout.print_result("a cat", result, 2)
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == "a {cat:strange}"
+    assert "shuffled" not in out
 
 
 def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
@@ -443,19 +419,22 @@ def test_file_without_the_columns_is_refused(paths, tmp_path, model, content, fl
     assert_refused(infer.main, ["--ckpt", paths[model], "--file", path, *flags], path, message)
 
 
-@pytest.mark.parametrize("model, name, content, is_good", [
-    ("classify", "in.csv", "n,text\n1,a\n2,b, c\n3,\n", [True, False, True]),  # cells; empty
+@pytest.mark.parametrize("model, name, content, is_good, reason", [
+    # a cell more; the header again; an empty cell
+    ("classify", "in.csv", "n,text\n1,a\n2,b, c\nn,text\n3,\n", [True, False, False, True],
+     "a cell for each"),
     ("classify", "in.jsonl", '{"text": 3}\n{"no": 1}\n[3]\n{"text"\n{"text": "\\ud83d"}',
-     [False, False, False, False, True]),
-    ("fixed_set", "in.txt", "x nope\nnope\n", [True, False]),
+     [False, False, False, False, True], "a text"),
+    ("fixed_set", "in.txt", "x nope\nnope\n", [True, False], "items"),
 ])
-def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_good):
+def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_good, reason):
     (tmp_path / name).write_text(content)
-    rows, err = run_file(paths[model], tmp_path / name, "--text", "text")
+    flags = ["--text", "text", "--header", "first"]
+    rows, err = run_file(paths[model], tmp_path / name, *flags)
     assert ["error" not in row for row in rows] == is_good
     assert ["prediction" in row for row in rows] == is_good
     assert f"{len(rows)} rows, {is_good.count(False)} with an error" in err
-    assert f"the first in row {is_good.index(False) + 1}: expected" in err
+    assert f"the first in row {is_good.index(False) + 1}: expected {reason}" in err
 
 
 @pytest.mark.parametrize("name, content, message", [
@@ -499,21 +478,6 @@ def test_jsonl_is_utf8_with_plain_line_ends_on_every_system(paths, tmp_path):
     assert out.read_bytes().decode("utf-8") == content  # the earlier file is still there
 
 
-def test_ctrl_c_ends_with_code_130(paths, tmp_path):
-    """After its first object, in the middle of a file."""
-    path = tmp_path / "in.txt"
-    path.write_text("the cat\n" * 300_000)
-    command = [sys.executable, "infer.py", "--ckpt", paths["detect"], "--file", str(path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as process:
-        assert json.loads(process.stdout.readline())["text"] == "the cat"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.endswith("infer.py: Interrupted.\n")
-    assert "Traceback" not in err
-
-
 def test_numbers_that_are_no_json_become_null():
     line = predict_file.to_json(dict(a=np.nan, b=dict(c=[torch.inf, 1.5])))
     assert json.loads(line) == dict(a=None, b=dict(c=[None, 1.5]))
@@ -529,48 +493,38 @@ def test_embed_is_the_mean_of_the_outputs(untrained):
     assert not p.embed([]).size
 
 
-def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path, monkeypatch):
-    path = tmp_path / "in.csv"
-    out = tmp_path / "new/v.npy"
-    flags = ["--ckpt", paths["detect"], "--file", path, "--vectors", out]
-    path.write_text("id,text\n1,the cat\n2,\n3,cat\n4,cat cat\n")
+@pytest.mark.parametrize("model, name, content, note, rows", [
+    ("detect", "in.csv", "id,text\n1,the cat\n2,\n3,cat\n4,cat cat\n", "1 rows have no words",
+     ["the cat", None, "cat", "cat cat"]),
+    # a fine-tuned model has a vector for an empty text, but not for a row that is damaged
+    ("classify", "in.csv", "id,review\n1,a,b\n2,cat\nid,review\n3,\n",
+     "2 rows are damaged, or the header again", [None, "cat", None, ""]),
+    ("fixed_set", "in.txt", "x\nnope\nnope nothing\n3 x\n", "2 rows have no words, or no items",
+     ["x", None, None, ("3", "x")]),
+])
+def test_vectors_are_those_of_the_rows_and_zero_where_nothing_is_read(
+        untrained, paths, tmp_path, monkeypatch, model, name, content, note, rows):
+    """Law: each row keeps its place."""
     monkeypatch.setattr(predict_file, "PART", 3)
-    done = run_main(infer.main, *flags)
-    assert "1 rows have no words" in done.err
-    expected = untrained["detect"].embed(["the cat", "cat", "cat cat"])
-    found = np.load(out)
-    np.testing.assert_allclose(found[[0, 2, 3]], expected, atol=1e-5)
-    assert (found[1] == 0).all()  # each row keeps its place
-    path.write_text(f"id,text\n1,the cat\n2,{'cat ' * 99}\n")  # too long
-    assert_refused(infer.main, flags, "row 2: expected at most")
-    np.testing.assert_array_equal(np.load(out), found)  # the earlier file is still there
+    path = tmp_path / name
+    path.write_text(content)
+    out = tmp_path / "new/v.npy"
+    header = ["--header", "first"] if model == "classify" else []
+    done = run_main(infer.main, "--ckpt", paths[model], "--file", path, "--vectors", out, *header)
+    assert f"note: {note}" in done.err
+    for row, vector in zip(rows, np.load(out), strict=True):
+        expected = 0 if row is None else untrained[model].embed(row)
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
-def test_damaged_row_has_an_error_and_the_vector_zero(untrained, paths, tmp_path):
-    """Also of a fine-tuned model, which has a vector for an empty text."""
-    path = tmp_path / "in.csv"
-    path.write_text("id,review\n1,cat\n2,a,b\nid,review\n3,the\n")
-    flags = ["--ckpt", paths["classify"], "--file", path, "--header", "first"]
-    done = run_main(infer.main, *flags)
-    assert done.err.count("2 with an error, the first in row 2: expected a cell for each") == 1
-    done = run_main(infer.main, *flags, "--vectors", tmp_path / "v.npy")
-    assert "note: 2 rows are damaged, or the header again; their vectors are 0" in done.err
-    found = np.load(tmp_path / "v.npy")
-    assert (found[1:3] == 0).all()
-    expected = untrained["classify"].embed(["cat", "the"])
-    np.testing.assert_allclose(found[[0, 3]], expected, atol=1e-5)
-
-
-def test_vector_of_a_set_without_known_items_is_zero(paths, untrained, tmp_path):
+def test_vectors_of_an_earlier_run_stay_where_a_row_is_refused(paths, tmp_path):
     path = tmp_path / "in.txt"
-    path.write_text("x\nnope\nnope nothing\n3 x\n")
-    done = run_main(infer.main, "--ckpt", paths["fixed_set"], "--file", path, "--vectors",
-                    tmp_path / "v.npy")
-    assert "note: 2 rows have no words, or no items" in done.err
-    found = np.load(tmp_path / "v.npy")
-    assert (found[1:3] == 0).all()
-    expected = untrained["fixed_set"].embed(["x", ("3", "x")])
-    np.testing.assert_allclose(found[[0, 3]], expected, atol=1e-5)
+    out = tmp_path / "v.npy"
+    out.write_bytes(b"earlier")
+    path.write_text(f"the cat\n{'cat ' * 99}\n")  # too long
+    flags = ["--ckpt", paths["detect"], "--file", path, "--vectors", out]
+    assert_refused(infer.main, flags, "row 2: expected at most")
+    assert out.read_bytes() == b"earlier"
 
 
 @pytest.mark.parametrize("flags, message", [
@@ -654,12 +608,10 @@ class SlowList(list):
 
 
 @pytest.mark.parametrize("name, method", [
-    ("detect", "embed"), ("answer", "answer"), ("set", "embed"), ("classify", "neighbors")])
+    ("detect", "embed"), ("set", "embed"), ("classify", "neighbors")])
 def test_threads_share_a_predictor(paths, name, method):
     """Each row has words that no other has: the list of words grows in all threads."""
     rows = [" ".join(make_words(3, seed=i)) for i in range(160)]
-    if method == "answer":
-        rows = [("who", row) for row in rows]
     if name == "set":
         rows = [tuple(f"{row} {i}" for i in range(20)) for row in rows]
     if method == "neighbors":
@@ -672,14 +624,6 @@ def test_threads_share_a_predictor(paths, name, method):
         results = list(pool.map(getattr(shared, method), rows))
     for result, right in zip(results, expected):
         assert leaves(result) == leaves(right)
-
-
-def test_kinds_are_those_of_the_checkpoint(paths, tmp_path):
-    checkpoint = load_checkpoint(paths["detect"])
-    torch.save(checkpoint | dict(kinds={0: "intact", 2: "strange"}), tmp_path / "ckpt.pt")
-    done = run_main(infer.main, "--ckpt", tmp_path, "a b")
-    assert "intact" in done.out and "strange" in done.out
-    assert "shuffled" not in done.out
 
 
 class LetterHash(MD5):

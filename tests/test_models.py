@@ -31,20 +31,17 @@ def test_model_is_the_file_of_the_card_and_small(name, size):
 
 
 def test_shrunk_checkpoint_says_what_the_whole_one_says(sr_run, tmp_path):
-    """Its weights have three digits."""
-    path = tmp_path / "small.pt"
-    shrink.main([str(sr_run), str(path)])
-    _, _, expected = Predictor(str(sr_run)).detect("a zebra and an owl")
-    _, _, probabilities = Predictor(str(path)).detect("a zebra and an owl")
-    assert probabilities.numpy() == pytest.approx(expected.numpy(), abs=0.01)
-    assert path.stat().st_size < (sr_run / "best.pt").stat().st_size
-
-
-def test_shrunk_checkpoint_keeps_the_kinds_of_its_objective(sr_run, tmp_path):
+    """Its weights have three digits, and its objective may have kinds of its own."""
     kinds = {0: "intact", 2: "strange"}
     torch.save(load_checkpoint(str(sr_run)) | dict(kinds=kinds), tmp_path / "ckpt.pt")
-    shrink.main([str(tmp_path), str(tmp_path / "small.pt")])
-    assert Predictor(str(tmp_path / "small.pt")).kinds == kinds
+    path = tmp_path / "small.pt"
+    shrink.main([str(tmp_path), str(path)])
+    small = Predictor(str(path))
+    _, _, expected = Predictor(str(sr_run)).detect("a zebra and an owl")
+    _, _, probabilities = small.detect("a zebra and an owl")
+    assert probabilities.numpy() == pytest.approx(expected.numpy(), abs=0.01)
+    assert small.kinds == kinds
+    assert path.stat().st_size < (sr_run / "best.pt").stat().st_size
 
 
 def test_shrunk_checkpoint_keeps_the_buckets_of_lsh_attention(tmp_path):

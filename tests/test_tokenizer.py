@@ -288,7 +288,6 @@ def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
     (ROW, dict(vocabulary=["cat", "cat", "dog"]), "vocabulary: expected each word once"),
     (DIGEST, dict(vocabulary=["cat"], bloom_map=BloomMap(23, 3)), "bloom_map: not that of"),
     (SKETCH, dict(subwords=ItemNames()), "subwords: not of regex"),
-    (SKETCH, dict(split="bpe", subwords=ItemNames()), "subwords: not of bpe"),
 ])
 def test_parts_that_do_not_fit_are_refused(config, options, message):
     with pytest.raises(AssertionError, match=message):

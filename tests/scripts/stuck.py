@@ -10,6 +10,7 @@ import sys
 import time
 
 import data.corpus
+import data.sources
 import pretrain
 from data.batches import TextBatches
 
@@ -22,7 +23,7 @@ def wait_forever(*_):
 
 def main(place, *flags):
     if place == "words":
-        data.corpus.JOB_UNITS = 1_000  # several jobs, for several processes
+        data.sources.JOB_UNITS = 1_000  # several jobs, for several processes
         data.corpus.split_job = wait_forever
     elif os.environ.get("RANK", "1") == "1":
         TextBatches.get_batch = wait_forever
