@@ -19,6 +19,7 @@ import torch
 from bloom import random_order
 from coherent import coherent_map
 from data.batches import EVALUATION, ORDER, SEGMENTS, Batches, Draw, RowGenerator, divide, pad_batch
+from support.common import InputError
 from tokenizer import FIRST_WORD_ID
 
 HELD_OUT_KEY = 90  # seed of the order of pages: every run holds out the same ones
@@ -172,4 +173,6 @@ def learn_map(corpus, coherent, options):
         is_item = (items >= 0) & (items < options["n_items"])  # neither a separator nor unknown
         pages.append(items[is_item])
     sizes = np.array([len(items) for items in pages])
+    if sizes.sum() == 0:
+        raise InputError("--coherent: requires training pages, got none. Use more item sets.")
     return coherent_map(np.concatenate(pages), sizes, coherent=coherent, **options).state()
