@@ -335,9 +335,10 @@ def draw_frontier():
                           label=f"{L:,} positions")
             shared = rows[f"{L}-shared-4"]
             axis.plot(shared["pairs"], shared["loss"] - dense, "x", color=color)
-        for row, r in zip(lsh, (8, 4, 2, 1)):
-            axis.annotate(f"r {r}", (row["pairs"], row["loss"] - dense), (6, 4), fontsize=8,
-                          textcoords="offset points")
+            if L == 128:
+                for row, r in zip(lsh, (8, 4, 2, 1)):
+                    axis.annotate(f"r {r}", (row["pairs"], row["loss"] - dense), (6, 4),
+                                  fontsize=8, textcoords="offset points")
         axis.plot([], [], "x", color="black", label="r 4, the keys are the queries")
         axis.axhline(0, color="0.5", linewidth=0.8)
         axis.set_xscale("log")

@@ -272,6 +272,24 @@ def test_page_says_what_symmetric_scores_and_the_hash_do_to_the_loss():
         assert words.format(plain, symmetric) in page
 
 
+def test_page_says_what_fewer_pairs_cost():
+    page = " ".join((ROOT / "docs/claims.md").read_text().split())
+    rows = {row["name"]: row for row in read_json(ROOT / "results/frontier.json")["rows"]}
+    dense = rows["128-dense"]["loss"]
+    costs = [rows[f"128-{r}"]["loss"] - dense for r in (1, 2, 4, 8)]
+    shares = [rows[f"128-{r}"]["pairs"] for r in (2, 4, 8)]
+    words = ("by {:.2f} with one, which is equal within δ, and by {:.2f}, {:.2f} and {:.2f} with "
+             "2, 4 and 8, which score {:.0f}, {:.0f} and {:.0f} %")
+    assert words.format(*costs, *shares) in page
+    for L in (512, 1024):
+        losses = [row["loss"] for name, row in rows.items() if name.startswith(f"{L}-")]
+        assert max(losses) - min(losses) < 0.02
+    shared = rows["128-shared-4"]["pairs"]
+    assert f"{shared:.0f} % of the pairs in place of {shares[1]:.0f}" in page
+    gain = dense - rows["128-shared-dense"]["loss"]
+    assert f"such keys lower the loss by {gain:.2f}" in page
+
+
 def read_table_rows(file, **values):
     """Return the only row of results/FILE.json that has these values."""
     rows = read_json(ROOT / f"results/{file}.json")["rows"]
