@@ -149,11 +149,17 @@ def find_lead(claim):
 
 def find_claimed_lead(claim):
     """Return the lead that the paper prints, in % of the rival: "0.6, 0.5" is 20."""
+    _, rival = read_paper(claim)
+    return 100 * abs(claim["effect"]) / rival
+
+
+def read_paper(claim):
+    """Return the two numbers that the paper prints, that of the claimed side first."""
     numbers = re.findall(r"[\d.]+", claim["paper"])
     claimed = float(numbers[0])
     rival = float(numbers[1])
     assert abs(claimed - rival - claim["effect"]) < 1e-9, claim["paper"]
-    return 100 * abs(claim["effect"]) / rival
+    return claimed, rival
 
 
 def write_verdict(claim):
@@ -164,6 +170,8 @@ def write_verdict(claim):
     lead = f"the paper's +{find_claimed_lead(claim):.0f} %"
     if kind == "excluded":
         return f"no lead shown; {lead} is excluded at this size"
+    if kind == "not decided":
+        return f"no lead shown, against {lead}"
     return f"{verdict}, against {lead}"
 
 
@@ -287,7 +295,7 @@ def judge(claim, here, control):
 
         holds, does not hold    zero lies outside, on the claimed side or the other
         equal                   the interval has zero and lies within ± delta
-        excluded                the paper's effect lies outside
+        excluded                the paper's lead lies outside, as a difference and as a ratio
         not decided             what is left
 
     The rule "within" claims that the difference is at most delta: it holds if the interval lies
@@ -335,9 +343,25 @@ def judge(claim, here, control):
     # zero lies inside: is the interval narrow, or does it leave the paper's number out?
     if rule != "within" and abs(difference) + limit <= delta:
         return "equal", f"equal within {delta}"
-    if "effect" in claim and abs(difference - claim["effect"]) > limit:
+    if "effect" in claim and excludes_paper(claim, here, control):
         return "excluded", "the paper's effect is excluded at this size"
     return "not decided", "not decided"
+
+
+def excludes_paper(claim, here, control):
+    """Return whether our interval leaves out the paper's lead, as a difference and as a ratio.
+
+    A difference alone says little where our numbers are far smaller than the paper's: 0.128 more
+    than 0.306 is much more than 0.128 more than 0.073.
+    """
+    difference, limit, _ = compare(claim, here, control)
+    # by the paper's ratio ours would be `scaled`
+    claimed, rival = read_paper(claim)
+    ratio = claimed / rival
+    scaled = control | dict(mean=ratio * control["mean"])
+    share = ratio * claim.get("share", 1)
+    missing, missing_limit, _ = compare(claim | dict(share=share), here, scaled)
+    return abs(difference - claim["effect"]) > limit and abs(missing) > missing_limit
 
 
 # Numbers of results/
