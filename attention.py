@@ -481,7 +481,8 @@ def main():
     planes, coef = draw_hyperplanes(1, 1, 4, 64, 256)
     hq = simhash(q, planes, coef, 256)
     hk = simhash(k, planes, coef, 256)
-    print("12 positions in 3 groups of 4 similar vectors. Rows are queries, columns are keys.\n"
+    print("12 positions in 3 groups. The queries and keys of a group are similar, and none are "
+          "equal.\nRows are queries, columns are keys.\n"
           "#  on the same side of 4 hyperplanes: LSH attention computes the score of the pair\n"
           ".  not so: the score is 0, and the weight before normalization exp(0) = 1\n")
     for row in collisions(hq, hk)[0, 0].tolist():

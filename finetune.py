@@ -529,7 +529,8 @@ def build_parser():
     source.add_argument("--ckpt", help="folder of a run of pretrain.py, or its ckpt.pt")
     source.add_argument("--preset", choices=("proformer", "proformer-tiny"),
                         help="a model with fresh weights, instead of --ckpt")
-    p.add_argument("--from_scratch", action="store_true", help="fresh weights, hash of --ckpt")
+    p.add_argument("--from_scratch", action="store_true",
+                   help="fresh weights; sizes, hash and words of --ckpt")
     add_run_flags(p.add_argument, (*TASKS, "glue"))
     p.set_defaults(device="auto", dtype="auto",
                    compile=False)  # on an H200, two epochs of MRPC: 89 s with it, 34 s without

@@ -111,7 +111,7 @@ class Readout:
 
     def set_prior(self, weight, counts):
         """Add a prior to the scores of items; counts (N,) as in a checkpoint, or None."""
-        raise InputError("--prior: expected a model of item sets with --emb bloom.")
+        raise InputError("prior: expected a model of item sets with Bloom digests.")
 
     def check(self, example):
         """Raise a ValueError if the head cannot read an Example."""
@@ -261,8 +261,9 @@ class ItemSearch(MaskReadout):
         self.prior = None  # float (N,)
 
     def set_prior(self, weight, counts):
-        if counts is None:  # of texts, or of an older run
-            super().set_prior(weight, counts)
+        if counts is None:  # of texts, or trained before pretrain.py kept them
+            raise InputError("prior: expected a checkpoint of item sets with the counts of its "
+                             "items, got none. Train it again.")
         self.prior = weight * popularity_prior(counts, self.item_map)
 
     def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
@@ -289,9 +290,12 @@ class ItemSearch(MaskReadout):
                           door   -5.321
                           room   -9.850
         """
+        kind = "sums of log-probabilities"
+        if self.prior is not None:
+            kind += " and a prior"
         for number, found in enumerate(result, 1):
-            print(f"[MASK] {number}   sums of log-probabilities; provably the best of "
-                  f"{found['total']:,}, of which {found['scored']:,} were scored")
+            print(f"[MASK] {number}   {kind}; provably the best of {found['total']:,}, of which "
+                  f"{found['scored']:,} were scored")
             print_words(self.tokenizer, found["items"])
 
 
@@ -575,7 +579,8 @@ def build_parser():
     add("--truncate", action="store_true", help="cut texts too long for a pre-trained model")
     add("--top_k", type=at_least(1), default=8, help="results to list (default: 8)")
     add("--prior", type=at_least(0, float, 1), default=0.0, metavar="WEIGHT",
-        help="add popularity to the scores of items, weight 0 to 1 (default: 0, as in Superbloom)")
+        help="add popularity to the scores of items, weight 0 to 1, if the checkpoint has counts "
+             "(default: 0, as in Superbloom)")
     add("--device", default="cpu", help="cpu, cuda, or auto (default: cpu)")
     return parser
 

@@ -235,7 +235,7 @@ def text_windows(num_ids, length):
         middle = end - max((end - start) // HELD_OUT, window_size)
         if middle - start < 2 * window_size:
             raise ValueError(f"expected at least {3 * window_size:,} words for windows of "
-                             f"{length}, got {num_ids:,}. Use shorter windows, more text, "
+                             f"{length}, got {num_ids:,}. Use a smaller length, more text, "
                              "or --split bpe.")
         # one window fewer than fits: a shifted one must not reach into held-out text
         num_fit = (middle - start) // window_size

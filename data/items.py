@@ -78,7 +78,7 @@ class ItemSetBatches(Batches):
         if self.steps_per_epoch == 0 or self.num_eval == 0:
             raise ValueError(f"expected {batch_size:,} training sets of two items or more and a "
                              f"held-out one, got {len(self.train_pages):,} and {self.num_eval:,}. "
-                             "Use smaller batches, more sets, or tabs between items.")
+                             "Use a smaller batch, more sets, or, in a .txt, tabs.")
         self.words_per_sequence = float(self.segment_sizes[self.train_pages].mean())
 
     def count_items(self):

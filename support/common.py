@@ -148,7 +148,7 @@ def add_device_flags(add):
     add("--dtype", choices=("auto", "float32", "bfloat16"),
         help="dtype of matrix products; auto: bfloat16 where the hardware has it (default: auto)")
     add("--compile", action=argparse.BooleanOptionalAction,
-        help="compile the encoder with torch.compile (default: pretrain.py does, on CUDA)")
+        help="compile the encoder with torch.compile (default: in pre-training on CUDA alone)")
 
 
 def find_device(name, local_rank=0):

@@ -276,6 +276,11 @@ def list_methods(field):
     return ", ".join(emb for emb in EMBEDDINGS if field in find_coder(emb).list_fields())
 
 
+def list_tied():
+    """Return the names of --emb whose rows are those of the output layer, too, str."""
+    return ", ".join(emb for emb in EMBEDDINGS if EMBEDDINGS[emb].tie == "yes")
+
+
 def list_objectives(flag):
     """Return the names of --objective that read a flag, str."""
     return ", ".join(name for name in OBJECTIVES if flag in OBJECTIVES[name].options)
@@ -316,7 +321,8 @@ def build_parser(doc=""):
         "owner/name:CONFIG:SPLIT; several joined by +", str)
     add("--split", f"what a word is; {' and '.join(SUBWORDS)} learn --vocab pieces, items are "
         "those of sets (default: that of --emb or --preset)", SPLITS)
-    add("--field", "column of text or lists, or SET,ITEM for item sets (default: text)", str)
+    add("--field", "column of text or lists, or SET,ITEM for item sets (default: text, or the only "
+        "one)", str)
     add_reader_flags(group.add_argument)
     add("--vocab", "BPE pieces, or rows of lookup; phrases default to 1,000,000, items to all")
     add("--cache", "folder of prepared corpora; one serves all hashes", str)
@@ -343,8 +349,8 @@ def build_parser(doc=""):
     add("--length", "positions, [CLS] and [SEP] included", at_least(2))
     add("--rows", f"hash buckets of {list_methods('rows')}")
     add("--dropout", "dropout rate, of attention weights too unless --attn lsh", probability)
-    add("--tied", "share the rows of the embedding with the output layer (default: as in the "
-        "paper of --emb)", bool)
+    add("--tied", "share the rows of the embedding with the output layer (default: with "
+        f"{list_tied()})", bool)
 
     group = parser.add_argument_group("Bloom digests [SB §3.2] and sketches [CM] [SV]")
     add("--alpha", f"items that share a token of {list_methods('bloom_map')} (default: "
@@ -356,7 +362,8 @@ def build_parser(doc=""):
         "hash-mlm")
     add("--weights", f"rows of the importance table of {list_methods('weights')}")
 
-    group = parser.add_argument_group("attention: dense, or of the pairs that collide [BL §2.1]")
+    group = parser.add_argument_group(
+        "attention: dense, or with scores for the pairs that collide alone [BL §2.1]")
     add("--attn", "full: dense; lsh: with the flags below", CHOICES["attn"])
     add("--lsh_bands", "hyperplanes of a hash function")
     add("--lsh_buckets", "buckets of a hash function")
