@@ -89,8 +89,8 @@ class Reader:
         """Raise a ValueError if words were cut, and may not be."""
         if num_cut > 0 and not self.may_cut:
             raise ValueError(f"expected at most {self.length} positions, got "
-                             f"{self.length + num_cut}. Use --truncate, or truncate=True in Python, "
-                             "to read the start.")
+                             f"{self.length + num_cut}. Use --truncate, or truncate=True in "
+                             "Python, to read the start.")
 
 
 class TextReader(Reader):
