@@ -125,8 +125,8 @@ def list_cells(claim):
         own, other = claim["bars"]
         percent = "one run"
         if difference.limit > 0:
-            lead, limit = find_lead(claim)
-            percent = f"{lead:+.0f} % ({lead - limit:+.0f} to {lead + limit:+.0f})"
+            lead, low, high = find_lead(claim)
+            percent = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
         row |= dict(front=claim["front"], unit=claim["unit"], percent=percent,
                     own_bar=f"{own}: {here['mean']:.4g}",
                     control_bar=f"{other}: {control['mean']:.4g}",
@@ -135,16 +135,29 @@ def list_cells(claim):
 
 
 def find_lead(claim):
-    """Return the lead of the side that is claimed better, and its limit, in % of the rival.
+    """Return the lead of the side that is claimed better, and its interval, in % of the rival.
 
-    Positive is better, of a loss as well as of a score.
+    The interval is from low to high. It has each ratio of the two sides that `compare_ratio` does
+    not reject. Positive is better, of a loss as well as of a score.
     """
     here, control = read_sides(claim)
-    difference = compare(claim, here, control)
-    unit = control["mean"] / 100
+    ratio = here["mean"] / control["mean"]
+    edges = []
+    for direction in (-1, 1):
+        inside = ratio
+        outside = ratio + direction  # a lead of 100 % more, or less
+        for _ in range(30):
+            middle = (inside + outside) / 2
+            missing, limit, _ = compare_ratio(claim, here, control, middle)
+            if abs(missing) > limit:
+                outside = middle
+            else:
+                inside = middle
+        edges.append(inside)
+    lead, low, high = [100 * (r - 1) for r in (ratio, *edges)]
     if claim.get("rule") == "lower":
-        return -difference.mean / unit, difference.limit / unit
-    return difference.mean / unit, difference.limit / unit
+        return -lead, -high, -low
+    return lead, low, high
 
 
 def find_claimed_lead(claim):
@@ -355,13 +368,16 @@ def excludes_paper(claim, here, control):
     than 0.306 is much more than 0.128 more than 0.073.
     """
     difference, limit, _ = compare(claim, here, control)
-    # by the paper's ratio ours would be `scaled`
     claimed, rival = read_paper(claim)
-    ratio = claimed / rival
+    missing, missing_limit, _ = compare_ratio(claim, here, control, claimed / rival)
+    return abs(difference - claim["effect"]) > limit and abs(missing) > missing_limit
+
+
+def compare_ratio(claim, here, control, ratio):
+    """Return the Difference of here and `ratio` times the control."""
     scaled = control | dict(mean=ratio * control["mean"])
     share = ratio * claim.get("share", 1)
-    missing, missing_limit, _ = compare(claim | dict(share=share), here, scaled)
-    return abs(difference - claim["effect"]) > limit and abs(missing) > missing_limit
+    return compare(claim | dict(share=share), here, scaled)
 
 
 # Numbers of results/

@@ -249,14 +249,15 @@ def draw_effects():
     names = []
     with new_figure("effects", (9.5, 0.8 + 0.52 * len(rows))) as [axis]:
         for y, (paper, claim) in enumerate(rows):
-            lead, limit = claims.find_lead(claim)
+            lead, low, high = claims.find_lead(claim)
             verdict, _, _ = claims.write_verdict(claim).partition(", against")  # the diamond
             color = "0.4"
             if verdict.startswith("holds"):
                 color = "tab:blue"
             if verdict.startswith("does not hold"):
                 color = "tab:orange"
-            axis.errorbar(lead, y, xerr=limit, fmt="o", color=color, capsize=4)
+            axis.errorbar(lead, y, xerr=[[lead - low], [high - lead]], fmt="o", color=color,
+                          capsize=4)
             axis.annotate(f"{lead:+.0f} %, {verdict}", (lead, y), (0, 7), ha="center", fontsize=8,
                           textcoords="offset points", color=color)
             if "effect" in claim:  # the paper has a number of the same measure
