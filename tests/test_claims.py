@@ -245,9 +245,9 @@ def test_readme_says_what_its_ten_claims_are():
     [search] = [claim for claim in rows if "without proof" in claim["front"]]
     assert f"is {claims.read_sides(search)[0]['mean']:.0f} times as fast as scoring all" in text
     step, _ = claims.read_sides(find_claim("a training step of Proj is 2.4 times"))
-    assert f"(The {step['mean']:.2f} in Results" in text
-    proj, _ = claims.read_sides(rows[1])
-    assert f"(The {proj['mean']:.0f} % in Results" in text
+    assert f"not 2.4 times: {step['mean']:.2f} on a CPU" in text
+    lsh, md5 = claims.read_sides(rows[0])
+    assert f"so {lsh['mean']:.4f} against {md5['mean']:.4f} is +5 %" in text
     english = read_table_rows("english", name="english-detect.pt, sst2")
     assert f"reaches {english['score']:.0f} % (the mean of three), level" in text
     assert f"a bag of words, {english['bag_of_words']:.0f} %" in text
