@@ -184,8 +184,8 @@ def write_verdict(claim):
     if kind == "excluded":
         return f"no lead shown; {lead} is excluded at this size"
     if kind == "not decided":
-        return f"no lead shown, against {lead}"
-    return f"{verdict}, against {lead}"
+        return f"no lead shown; {lead} is not excluded"
+    return f"{verdict}; the paper has +{find_claimed_lead(claim):.0f} %"
 
 
 # The rule

@@ -250,7 +250,7 @@ def draw_effects():
     with new_figure("effects", (9.5, 0.8 + 0.52 * len(rows))) as [axis]:
         for y, (paper, claim) in enumerate(rows):
             lead, low, high = claims.find_lead(claim)
-            verdict, _, _ = claims.write_verdict(claim).partition(", against")  # the diamond
+            verdict, _, _ = claims.write_verdict(claim).partition(";")  # a diamond says the rest
             color = "0.4"
             if verdict.startswith("holds"):
                 color = "tab:blue"
