@@ -41,8 +41,8 @@ from support.common import run_script
 from support.flags import parse_flags
 from support.log import Log
 from support.plot import draw_losses
-from support.reports import Baselines, describe_baselines, describe_end, describe_next
-from support.reports import describe_run
+from support.reports import Baselines, describe_baselines, describe_end, describe_interruption
+from support.reports import describe_next, describe_run
 from support.run import Run, check_same_ranks, check_same_run, list_facts, load_saved
 
 LOG_EVERY = 10  # steps
@@ -101,9 +101,7 @@ def pretrain(args, initial, ranks):
                            until_signal(loader, ranks, signals), held_out, ranks, runtime)
     ranks.wait()  # subtle: a rank that leaves early aborts the others
     if run.step < args.steps:
-        log.show(f"Interrupted at step {run.step:,}; saved {args.out}/ckpt.pt. Rerun the same "
-                 "command to resume: on a CPU bit for bit, with the same ranks, threads and "
-                 "--micro.")
+        log.show(describe_interruption(run.step, args.out))
         number = signals[0] if signals else signal.SIGTERM  # another rank received it
         raise SystemExit(128 + number)
 

@@ -330,16 +330,20 @@ def draw_frontier():
     rows = {row["name"]: row for row in read_rows("frontier")}
     with new_figure("frontier", (6, 3.6)) as [axis]:
         for L, color in ((128, "tab:blue"), (512, "tab:orange"), (1024, "tab:green")):
-            for kinds, style in ((("8", "4", "2", "1"), "o-"), (("shared-4",), "x")):
-                pairs = [rows[f"{L}-{kind}"]["pairs"] for kind in kinds]
-                costs = [find_cost(L, kind) for kind in kinds]
-                axis.errorbar(pairs, [cost.mean for cost in costs], [cost.limit for cost in costs],
-                              fmt=style, color=color, capsize=3)
+            places = []
+            means = []
+            for kind in ("8", "4", "2", "1", "shared-4"):
+                pairs = rows[f"{L}-{kind}"]["pairs"]
+                cost = find_cost(L, kind)
+                marker = "x" if kind == "shared-4" else "o"
+                axis.errorbar(pairs, cost.mean, cost.limit, fmt=marker, color=color, capsize=3)
                 if L == 128:
-                    for kind, x, cost in zip(kinds, pairs, costs):
-                        axis.annotate(f"r {kind[-1]}", (x, cost.mean), (6, 4), fontsize=8,
-                                      textcoords="offset points")
-            axis.plot([], [], "o-", color=color, label=f"{L:,} positions")
+                    axis.annotate(f"r {kind[-1]}", (pairs, cost.mean), (6, 4), fontsize=8,
+                                  textcoords="offset points")
+                if kind != "shared-4":
+                    places.append(pairs)
+                    means.append(cost.mean)
+            axis.plot(places, means, "o-", color=color, label=f"{L:,} positions")
         axis.plot([], [], "x", color="black", label="the keys are the queries")
         axis.axhline(0, color="0.5", linewidth=0.8)
         axis.set_xscale("log")

@@ -79,6 +79,12 @@ def describe_result(result):
     return ", ".join(f"{name} {value:.3f}" for name, value in result.items())
 
 
+def describe_interruption(step, folder):
+    """Return how to resume a run that a signal has ended. folder: --out."""
+    return (f"Interrupted at step {step:,}; saved {folder}/ckpt.pt. Rerun the same command to "
+            "resume: on a CPU bit for bit, with the same ranks, threads and --micro.")
+
+
 def describe_end(folder, run, result, baselines, has_ended):
     """Return how a run has ended, with a warning if it has learned nothing.
 

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from bench import claims
+from bench import claims, shares
 from support.common import read_json, write_json
 from support.config import PRESETS
 from tests.helpers import ROOT
@@ -244,6 +244,13 @@ def test_readme_says_what_its_ten_claims_are():
     assert f"[{min(times)} to {max(times)} times with proof]" in text
     [search] = [claim for claim in rows if "without proof" in claim["front"]]
     assert f"is {claims.read_sides(search)[0]['mean']:.0f} times as fast as scoring all" in text
+    beam = read_table_rows("beams", name="bloom-items, B 20")
+    sure = read_table_rows("beams", name="bloom-items, until certified")
+    assert beam["rec@1"] == sure["rec@1"]
+    lost = 100 * (sure["rec@20"] - beam["rec@20"])
+    assert f"none of recall@1, and {lost:.2f} points of recall@20" in text
+    law = 100 * shares.outside_share_law(64, 8, 256)
+    assert f"have {law:.0f} % of the attention" in text
     step, _ = claims.read_sides(find_claim("a training step of Proj is 2.4 times"))
     assert f"not 2.4 times: {step['mean']:.2f} on a CPU" in text
     lsh, md5 = claims.read_sides(rows[0])
@@ -299,6 +306,8 @@ def test_page_says_what_fewer_pairs_cost():
     for L in (512, 1024):
         losses = [row["loss"] for name, row in rows.items() if name.startswith(f"{L}-")]
         assert max(losses) - min(losses) < 0.02
+    stds = [row["loss_std"] for row in rows.values()]
+    assert f"from {min(stds):.3f} to {max(stds):.3f}" in page
     shared = rows["128-shared-4"]["pairs"]
     assert f"{shared:.0f} % of the pairs in place of {shares[1]:.0f}" in page
     gain = dense - rows["128-shared-dense"]["loss"]
