@@ -74,22 +74,21 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
     rows_q, rows_k = group_cells(cell_q.flatten(), cell_k.flatten())
 
-    q_groups = gather_groups(q / math.sqrt(q.shape[3]), rows_q)  # one (G, x, e) for each group
-    k_groups = gather_groups(k, rows_k)  # one (G, y, e)
-    v_groups = gather_groups(v, rows_k)  # one (G, y, e)
-    score_groups = gather_groups(extra_score, rows_q)  # one (G, x, 1)
     N = cell_q.numel()
-    outputs = []
-    extra_weights = []
-    for g in range(len(rows_q)):
-        is_key = (rows_k[g] != N).unsqueeze(1)  # (G, 1, y)
-        group = (q_groups[g], k_groups[g], v_groups[g], score_groups[g], is_key)
-        if rows_q[g].shape[1] <= MAX_FORMULA_CELL:
-            output, extra_weight = attend(*group)
-        else:
-            output, extra_weight = attend_large(*group)
-        outputs.append(output)  # (G, x, e)
-        extra_weights.append(extra_weight)  # (G, x, 1)
+    outputs = []  # (G, x, e), one for each group
+    extra_weights = []  # (G, x, 1)
+    groups = zip(
+        gather_groups(q / math.sqrt(q.shape[3]), rows_q),  # (G, x, e)
+        gather_groups(k, rows_k),  # (G, y, e)
+        gather_groups(v, rows_k),  # (G, y, e)
+        gather_groups(extra_score, rows_q),  # (G, x, 1)
+        [(rows != N).unsqueeze(1) for rows in rows_k])  # (G, 1, y), False = padding
+    for query, key, value, score, is_key in groups:
+        is_small = query.shape[1] <= MAX_FORMULA_CELL
+        attend_group = attend if is_small else attend_large
+        output, extra_weight = attend_group(query, key, value, score, is_key)
+        outputs.append(output)
+        extra_weights.append(extra_weight)
     inside = scatter_groups(outputs, rows_q, N)  # (N, e)
     extra_weight = scatter_groups(extra_weights, rows_q, N)  # (N, 1)
     return inside.view_as(v) + extra_weight.view_as(extra_score) * extra_value
@@ -157,23 +156,25 @@ def find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill):
 
 
 def average_outside(v, is_key, cell_q, cell_k):
-    """Return how many keys are outside each query's cell, (B, H, L, 1), and their mean value.
-
-    A sum outside is the sum of the sequence minus that of the cell. The difference loses digits
-    where nearly all keys are in the cell and their values are far from 0.
-    """
-    v = F.pad(v, (0, 1), value=1.0)  # (B, H, L, e + 1), the last column counts keys
+    """Return how many keys are outside each query's cell, (B, H, L, 1), and their mean value."""
     v = v.masked_fill(~is_key, 0.0)
-    rows = v.flatten(0, 2)  # (N, e + 1)
+    count = sum_outside(is_key.to(v).expand_as(v[..., :1]), cell_q, cell_k)
+    total = sum_outside(v, cell_q, cell_k)
+    return count, total / count.clamp(min=1)
+
+
+def sum_outside(x, cell_q, cell_k):
+    """Return for each query the sum of x, (B, H, L, width), over the keys outside its cell.
+
+    It is the sum of the sequence minus that of the cell. The difference loses digits where nearly
+    all keys are in the cell and their values are far from 0.
+    """
+    rows = x.flatten(0, 2)
     N, width = rows.shape
     cell_sums = rows.new_zeros(2 * N + 1, width)  # of each cell number
     cell_sums.index_add_(0, cell_k.flatten(), rows)
-    inside = cell_sums.index_select(0, cell_q.flatten())  # (N, e + 1)
-    sequence_sums = v.sum(2, keepdim=True)  # (B, H, 1, e + 1)
-    outside = sequence_sums - inside.view_as(v)
-    count = outside[..., -1:].detach()
-    total = outside[..., :-1]
-    return count, total / count.clamp(min=1)
+    inside = cell_sums.index_select(0, cell_q.flatten()).view_as(x)
+    return x.sum(2, keepdim=True) - inside
 
 
 # The rows of each cell, in groups
@@ -201,8 +202,8 @@ def group_cells(cell_q, cell_k):
     host_q, host_k = torch.stack([cell_q, cell_k]).cpu()
     count_q = host_q.bincount(minlength=2 * N + 1)  # how many queries each cell has
     count_k = host_k.bincount(minlength=2 * N + 1)
-    sorted_q = cell_q.sort()
-    sorted_k = cell_k.sort()
+    sorted_q, order_q = cell_q.sort()
+    sorted_k, order_k = cell_k.sort()
     rows_q = []
     rows_k = []
     for cells in group_by_size(count_q, count_k):  # (G,)
@@ -210,8 +211,8 @@ def group_cells(cell_q, cell_k):
         max_k = count_k[cells].max().item()
         # subtle: non_blocking, else the host would wait once more for each group
         cells = cells.to(cell_q.device, non_blocking=True)
-        rows_q.append(list_rows(*sorted_q, cells, max_q))  # (G, x)
-        rows_k.append(list_rows(*sorted_k, cells, max_k))  # (G, y)
+        rows_q.append(list_rows(sorted_q, order_q, cells, max_q))  # (G, x)
+        rows_k.append(list_rows(sorted_k, order_k, cells, max_k))  # (G, y)
     return rows_q, rows_k
 
 
@@ -334,17 +335,15 @@ def attend_large(q, k, v, extra_score, is_key):
     Args:
         q, k, v, extra_score, is_key: as in attend.
     """
-    G, x, e = q.shape
-    num_zeros = 0
-    if q.is_cuda:  # more columns of zeros: there the kernel wants a multiple of 4
-        num_zeros = -(e + 1) % 4
-    zeros = q.new_zeros(G, x, num_zeros)
-    q = torch.cat([q, extra_score, zeros], 2)  # (G, x, width)
-    k = F.pad(k, (0, 1 + num_zeros, 0, 1))  # (G, y + 1, width)
-    v = F.pad(v, (0, 1 + num_zeros, 0, 1))
-    with torch.no_grad():  # a constant; else autograd would copy the gradients of k and v
-        k[:, -1, e] = 1
-        v[:, -1, e] = 1
+    e = q.shape[2]
+    width = e + 1
+    if q.is_cuda:  # there the kernel wants a multiple of 4: more columns of zeros
+        width += -width % 4
+    extra_row = q.new_zeros(k.shape[1] + 1, width)
+    extra_row[-1, e] = 1
+    q = F.pad(torch.cat([q, extra_score], 2), (0, width - e - 1))  # (G, x, width)
+    k = F.pad(k, (0, width - e, 0, 1)) + extra_row  # (G, y + 1, width)
+    v = F.pad(v, (0, width - e, 0, 1)) + extra_row
     is_key = F.pad(is_key, (0, 1), value=True)  # (G, 1, y + 1)
     out = F.scaled_dot_product_attention(  # it wants a dimension of heads
         q.unsqueeze(1),
@@ -352,5 +351,5 @@ def attend_large(q, k, v, extra_score, is_key):
         v.unsqueeze(1),
         attn_mask=is_key.unsqueeze(1),
         scale=1.0)
-    inside, extra_weight, _ = out.squeeze(1).split([e, 1, num_zeros], 2)
-    return inside, extra_weight
+    out = out.squeeze(1)
+    return out[:, :, :e], out[:, :, e:e + 1]

@@ -31,6 +31,7 @@ alone, in plain loops, and beam_search does the same for many positions at once.
 
 import math
 import zlib
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -61,13 +62,13 @@ class ItemMap:
     Attributes:
         digest: int32 (N, m), as given.
         members: int32 (m, R, alpha), the items of each bucket, ascending, -1 where it is short.
-        n_items, m, buckets: int, N, m and R.
+        n_items, m, num_buckets: int, N, m and R.
         alpha: int, items of the largest bucket.
     """
 
     def __init__(self, digest, num_buckets):
         self.n_items, self.m = digest.shape
-        self.buckets = num_buckets
+        self.num_buckets = num_buckets
         self.digest = digest.astype(np.int32)
         self.alpha = max(int(np.bincount(column).max()) for column in digest.T)
         self.members = list_members(self.digest, num_buckets, self.alpha)
@@ -324,6 +325,15 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=(), pri
 # The same result, faster: all positions at once, and only the items of the beams
 
 
+class Found(NamedTuple):
+    """What a search has found for each position."""
+
+    ids: torch.Tensor  # int64 (P, k), best first, -1 where fewer than k items are reached
+    scores: torch.Tensor  # float (P, k), -inf where the ID is -1
+    certified: torch.Tensor  # bool (P,), whether these are proved to be the k best of all items
+    num_scored: torch.Tensor  # int64 (P,), items that its last round scored, N if it scored all
+
+
 @torch.no_grad()
 def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None, prior=None):
     """Return the k best of the items that have a bucket in a beam. [SB §2.5 Alg.1]
@@ -338,9 +348,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         logp, bloom_map, k, score, exclude, prior: as in exhaustive.
 
     Returns:
-        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k items are
-        reached; certified bool (P,); and num_scored int64 (P,), how many items the last round of a
-        position scored, N if it scored all.
+        Found.
 
     Raises:
         ValueError: If logp, exclude or prior does not fit, or logp has NaN.
@@ -352,27 +360,27 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         ids, scores, certified, num_scored = beam_search(logp, bloom_map)
     """
     exclude, prior = read_query(logp, bloom_map, exclude, prior)
-    ids, scores, certified, num_scored = search_round(
-        logp, bloom_map, k, beam, score, exclude, prior)
+    found = search_round(logp, bloom_map, k, beam, score, exclude, prior)
     turn = 1
-    while not certified.all() and (rounds is None or turn < rounds):  # [Alg.1 l.3]: 2B, 4B, ...
-        beam *= 2
+    while not found.certified.all() and (rounds is None or turn < rounds):
+        beam *= 2  # [Alg.1 l.3]
         if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
-            beam = bloom_map.buckets  # such beams may hold all N items: score all directly
-        todo = (~certified).nonzero().squeeze(1)  # positions without a certificate
+            beam = bloom_map.num_buckets  # such beams may hold all N items: score all directly
+        todo = (~found.certified).nonzero().squeeze(1)  # positions without a certificate
         again = search_round(logp[todo], bloom_map, k, beam, score, exclude[todo], prior)
-        ids[todo], scores[todo], certified[todo], num_scored[todo] = again
+        for result, new in zip(found, again):
+            result[todo] = new
         turn += 1
-    return ids, scores, certified, num_scored  # [Alg.1 l.8]
+    return found  # [Alg.1 l.8]
 
 
 def search_round(logp, bloom_map, k, beam, score, exclude, prior):
-    """Return what beam_search does after one round, by the steps of beam_search_reference."""
-    if beam >= bloom_map.buckets:  # no item is outside
+    """Return the Found of one round, by the steps of beam_search_reference."""
+    if beam >= bloom_map.num_buckets:  # no item is outside
         ids, scores = exhaustive(logp, bloom_map, k, score, exclude, prior)
         num_scored = torch.full_like(ids[:, 0], bloom_map.n_items)
         certified = torch.ones_like(num_scored, dtype=torch.bool)
-        return ids, scores, certified, num_scored
+        return Found(ids, scores, certified, num_scored)
     gamma = SCORES[score]
     digest, members = bloom_map.tables_on(logp.device)  # (N, m), (m, R, alpha)
     k = min(k, bloom_map.n_items)
@@ -384,11 +392,12 @@ def search_round(logp, bloom_map, k, beam, score, exclude, prior):
     if prior is not None:
         bound = bound + prior.max()
     # [Alg.1 l.5]: score each item that has a bucket in a beam
-    items = list_candidates(members, beams, exclude, k)  # (P, candidates), -1 for none
+    items = list_candidates(members, beams, exclude)  # (P, candidates), -1 for none
+    items = F.pad(items, (0, max(k - items.shape[1], 0)), value=-1)  # k of them at least
     parts = []
     for j in range(bloom_map.m):
         column = digest[:, j]  # (N,)
-        buckets = column[items].long()  # (P, candidates); -1 reads the last item, masked below
+        buckets = column[items].long()  # (P, candidates); -1 reads the last item: masked below
         parts.append(logp[:, j].gather(1, buckets))
     values = gamma(parts)  # (P, candidates)
     if prior is not None:
@@ -400,11 +409,11 @@ def search_round(logp, bloom_map, k, beam, score, exclude, prior):
     ids = items.gather(1, place).masked_fill(scores == -torch.inf, -1)  # (P, k)
     # [Alg.1 l.7]: the k-th item reaches the bound
     certified = scores[:, -1] >= bound  # (P,)
-    return ids, scores, certified, num_scored
+    return Found(ids, scores, certified, num_scored)
 
 
-def list_candidates(members, beams, exclude, k):
-    """Return the items of the beams, each once: int64 (P, candidates), -1 for none.
+def list_candidates(members, beams, exclude):
+    """Return the items of the beams, each once: int64 (P, m · B · alpha), -1 for none.
 
     At one position, with the items a to f of beam_search_reference as 0 to 5, B 2 and 3 excluded:
 
@@ -416,7 +425,6 @@ def list_candidates(members, beams, exclude, k):
         members: int32 (m, R, alpha), of the map.
         beams: int64 (P, m, B), buckets.
         exclude: int64 (P, E), items to leave out.
-        k: int, the least number of candidates, to which -1 is appended; else it is m · B · alpha.
     """
     columns = []
     for j, items_of_bucket in enumerate(members):  # (R, alpha)
@@ -429,8 +437,7 @@ def list_candidates(members, beams, exclude, k):
     items[:, 1:].masked_fill_(is_repeated, -1)
     for excluded in exclude.unbind(1):  # (P,)
         items.masked_fill_(items == excluded.unsqueeze(1), -1)
-    num_missing = max(k - items.shape[1], 0)
-    return F.pad(items, (0, num_missing), value=-1)
+    return items
 
 
 def top_buckets(logp, num):
@@ -486,7 +493,7 @@ def hash_logp(logits, bloom_map):
     blocks = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, R + s)
     rows = []
     for j in range(m):
-        rows.append(blocks[:, j, j, :bloom_map.buckets])  # (P, R)
+        rows.append(blocks[:, j, j, :bloom_map.num_buckets])  # (P, R)
     return torch.stack(rows, 1)
 
 
@@ -527,8 +534,8 @@ def read_query(logp, bloom_map, exclude, prior):
 
     Raises a ValueError for what a search would answer wrongly in silence.
     """
-    if logp.shape[1:] != (bloom_map.m, bloom_map.buckets):
-        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
+    if logp.shape[1:] != (bloom_map.m, bloom_map.num_buckets):
+        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.num_buckets}), "
                          f"got {[*logp.shape]}.")
     if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
         raise ValueError("logp: expected log-probabilities, got NaN.")

@@ -29,12 +29,20 @@ from embeddings import EMBEDDINGS, new_table
 
 
 class Head(nn.Module):
-    """Base class. A subclass makes its matrices, and has the method forward.
+    """Base class. A subclass makes its matrices, and has the method forward, which returns logits.
 
     Attributes of a class:
         method: the method of infer.Predictor for it, and its key in infer.READOUTS.
         predicts_rows: it scores rows of a table at masked positions, which [MASK] marks.
         scales_init: its matrices start with the std of deviation 1 of model.py.
+
+    Model calls forward by predicts_rows, with the vectors x of the last layer:
+
+        False   (x, key_mask)       x float (B, L, d), the mean of the m vectors of a position;
+                                    key_mask bool (B, L), False = padding, or None
+        True    (x, table, rows)    x float (M, m, d), at the masked positions; table float (N, d),
+                                    rows of the embedding, None: the head has a table of its own;
+                                    rows int64 (num_sampled,), those to score, None: all
     """
 
     method = None
@@ -45,18 +53,6 @@ class Head(nn.Module):
     def fits(c):
         """Return whether the head can stand on the encoder of a Config."""
         return c.order  # a set has no text to label
-
-    def forward(self, x, key_mask, positions, table, rows):
-        """Return logits. Model passes all arguments to every head, which takes what it reads.
-
-        Args:
-            x: float (B, L, m, d), vectors of the last layer.
-            key_mask: bool (B, L), False = padding, or None.
-            positions: int64 (M,), the masked positions of the flattened batch, or None.
-            table: float (N, d), rows of the embedding; None: the head has a table of its own.
-            rows: int64 (num_sampled,), the rows to score, or None: all.
-        """
-        raise NotImplementedError
 
 
 # A score for each class at each position
@@ -70,8 +66,7 @@ class PositionHead(Head):
         self.dropout = nn.Dropout(c.dropout)
         self.linear = nn.Linear(c.width, self.num_classes)
 
-    def forward(self, x, key_mask, positions, table, rows):
-        x = x.mean(2)  # (B, L, d): an item is the mean of its m vectors
+    def forward(self, x, key_mask):
         return self.linear(self.dropout(x))
 
 
@@ -106,8 +101,7 @@ class TextHead(Head):
         self.dense = nn.Linear(c.width, c.width)
         self.out = nn.Linear(c.width, c.labels)
 
-    def forward(self, x, key_mask, positions, table, rows):
-        x = x.mean(2)  # (B, L, d): an item is the mean of its m vectors
+    def forward(self, x, key_mask):
         x = self.pool_positions(x, key_mask)
         x = self.dense(self.dropout(x)).tanh()
         return self.out(self.dropout(x))
@@ -155,20 +149,18 @@ class MaskedWordHead(Head):
     def count_rows(c):
         return c.rows
 
-    def forward(self, x, key_mask, positions, table, rows):
-        logits = self.score_rows(x, positions, table, rows)  # (M, 1, N), as m is 1
+    def forward(self, x, table, rows):
+        logits = self.score_rows(x, table, rows)  # (M, 1, N), as m is 1
         return logits.squeeze(1)
 
-    def score_rows(self, x, positions, table, rows):
-        """Return the product of each vector at a masked position with each row, (M, m, N)."""
-        assert positions is not None, "masked_positions: required by mlm and hash-mlm"
+    def score_rows(self, x, table, rows):
+        """Return the product of each vector with each row, (M, m, N)."""
         if table is None:
             table = self.table
         bias = self.bias
         if rows is not None:
             table = table[rows]
             bias = bias[rows]
-        x = x.flatten(0, 1)[positions]  # (M, m, d)
         x = self.norm(F.gelu(self.transform(x)))
         if self.training:
             return F.linear(x, table, bias)
@@ -200,8 +192,8 @@ class MaskedHashHead(MaskedWordHead):
     def count_rows(c):
         return c.hashes * c.buckets
 
-    def forward(self, x, key_mask, positions, table, rows):
-        logits = self.score_rows(x, positions, table, rows)  # (M, m, rows)
+    def forward(self, x, table, rows):
+        logits = self.score_rows(x, table, rows)  # (M, m, rows)
         if self.is_stacked:
             return logits
         return logits.squeeze(1).unflatten(1, (self.num_hashes, -1))  # (M, k, R)

@@ -274,12 +274,12 @@ class ItemSearch(MaskReadout):
             logp = logits.log_softmax(-1, dtype=torch.float32)
         shown = torch.tensor(example.shown, dtype=torch.int64, device=logits.device)  # (E,)
         # without a limit of rounds the search goes on until the k best are certified
-        best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
+        found = beam_search(
             logp, self.item_map, k, beam=k, rounds=None, exclude=shown.expand(len(logp), -1),
             prior=self.prior)
         result = []
-        for i, scored in enumerate(num_scored.tolist()):
-            pairs = self.name_items(best[i], scores[i])  # -1: fewer than k items are left
+        for i, scored in enumerate(found.num_scored.tolist()):
+            pairs = self.name_items(found.ids[i], found.scores[i])
             result.append(dict(items=pairs, scored=scored, total=len(self.items)))
         return result
 

@@ -242,9 +242,13 @@ class Model(nn.Module):
             (B, labels), or of each masked position (M, ...).
         """
         x = self.encode(ids, key_mask)  # (B, L, m, d)
+        if not self.head.predicts_rows:
+            return self.head(x.mean(2), key_mask)  # an item is the mean of its m vectors
+        assert masked_positions is not None, "masked_positions: required by mlm and hash-mlm"
+        x = x.flatten(0, 1)[masked_positions]  # (M, m, d)
         # subtle: if the head held the embedding's table, load_model would untie the two
         table = self.inputs.embedding.weight if self.config.tied else None
-        return self.head(x, key_mask, masked_positions, table, rows)
+        return self.head(x, table, rows)
 
     def encode(self, ids, key_mask=None):
         """Return the last layer's vectors, (B, L, m, d), of ids and key_mask as in forward."""

@@ -277,13 +277,18 @@ class MaskedWords(Objective):
         """Return a dict.
 
         hits            int64 (3,), how many words are among the model's best 1, 10 and 20
-        label_counts    int64 (1, V), how often each token ID is a label
+        label_counts    int64 (k, C), how often each class is a label
         """
-        labels = batch.scored_labels()
+        classes = self.find_classes(batch.scored_labels())
+        return dict(
+            hits=count_hits(self.find_ranks(logits, batch)),
+            label_counts=count_classes(classes, logits.shape[-1]))
+
+    def find_ranks(self, logits, batch):
+        """Return how many words score at least as much as each correct one, int64 (M,)."""
+        words = batch.scored_labels() - FIRST_WORD_ID
         scores = logits[:, FIRST_WORD_ID:]  # (M, W): special tokens are never predicted
-        ranks = rank_scores(scores, labels - FIRST_WORD_ID, self.find_excluded(batch))
-        label_counts = count_classes(self.find_classes(labels), logits.shape[-1])
-        return dict(hits=count_hits(ranks), label_counts=label_counts)
+        return rank_scores(scores, words, self.find_excluded(batch))
 
     def find_excluded(self, batch):
         """Return the words that are no predictions of each scored position, int64 (M, E).
@@ -310,10 +315,6 @@ class MaskedWords(Objective):
         ids = FIRST_WORD_ID + torch.arange(len(word_counts))
         classes = self.find_classes(ids).cpu()  # (W, k)
         counts = count_classes(classes, num_classes, torch.from_numpy(word_counts)).numpy()
-        # Words of a text are masked as often as they occur, up to a factor. At least one item of a
-        # set is masked, so items of small sets are labels more often
-        if self.config.order:
-            label_counts = counts
         losses = [unigram_loss(c, label_c) for c, label_c in zip(counts, label_counts)]  # k
         return num_classes, float(np.mean(losses))
 
@@ -420,25 +421,15 @@ class MaskedHashes(MaskedWords):
     # Evaluation
 
     def tally(self, logits, batch):
-        """Return a dict, from logits (M, k, S).
+        """Return the dict of MaskedWords and hashes_right, int64 (), of all M·k hashes."""
+        classes = self.find_classes(batch.scored_labels())
+        is_right = logits.argmax(-1) == classes  # (M, k)
+        return dict(super().tally(logits, batch), hashes_right=is_right.sum())
 
-        hits            as of MaskedWords
-        hashes_right    int64 (), how many of the M·k hashes are predicted right
-        label_counts    int64 (k, C), how often each class is a label
-        """
+    def find_ranks(self, logits, batch):
         words = batch.scored_labels() - FIRST_WORD_ID
         digests = self.targets[FIRST_WORD_ID:]  # (W, k)
-        ranks = rank_words(logits.log_softmax(-1), digests, words, self.find_excluded(batch))
-        return self.tally_hashes(ranks, logits, batch)
-
-    def tally_hashes(self, ranks, logits, batch):
-        """Return that dict for words that have these ranks, int64 (M,)."""
-        classes = self.find_classes(batch.scored_labels())  # (M, k)
-        is_right = logits.argmax(-1) == classes
-        return dict(
-            hits=count_hits(ranks),
-            hashes_right=is_right.sum(),
-            label_counts=count_classes(classes, logits.shape[-1]))
+        return rank_words(logits.log_softmax(-1), digests, words, self.find_excluded(batch))
 
     def metrics(self, sums):
         metrics = super().metrics(sums)
@@ -468,23 +459,24 @@ class MaskedDigests(MaskedHashes):
     # Evaluation
 
     def tally(self, logits, batch):
-        """Return the dict of MaskedHashes, from logits (M, k, k·S), and
+        """Return the dict of MaskedHashes and certified, int64 ().
 
-        certified       int64 (), for how many positions one round of search, with a beam of 20, has
-                        proved that it found the best 20 items
+        That is for how many positions one round of search, with a beam of 20, proves that it has
+        found the best 20 items.
         """
+        found = self.search(logits, batch, rounds=1)
+        return dict(super().tally(logits, batch), certified=found.certified.sum())
+
+    def find_ranks(self, logits, batch):
+        """Return the places of the correct items among the best ones; MAX_RECALL: not there."""
+        found = self.search(logits, batch, rounds=None)  # until the best are proved
+        return rank_in_lists(found.ids, batch.scored_labels() - FIRST_WORD_ID)
+
+    def search(self, logits, batch, rounds):
+        """Search for the MAX_RECALL best items, from logits (M, k, k·S)."""
         logp = hash_logp(logits, self.bloom_map)
         exclude = self.find_excluded(batch)
-        best, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=exclude)
-        # recall is that of the best items: where they are not proved, search on until they are
-        todo = (~certified).nonzero().squeeze(1)
-        best[todo], _, _, _ = beam_search(
-            logp[todo], self.bloom_map, MAX_RECALL, rounds=None, exclude=exclude[todo])
-
-        ranks = rank_in_lists(best, batch.scored_labels() - FIRST_WORD_ID)
-        tally = self.tally_hashes(ranks, logits, batch)
-        tally["certified"] = certified.sum()
-        return tally
+        return beam_search(logp, self.bloom_map, MAX_RECALL, rounds=rounds, exclude=exclude)
 
     def metrics(self, sums):
         metrics = super().metrics(sums)

@@ -209,7 +209,7 @@ def test_bloom_map_by_hand():
         [0, 1, 2, 3, 4, 5],
         [0, 3, 1, 4, 2, 5],
     ])
-    assert bloom_map.buckets == 3
+    assert bloom_map.num_buckets == 3
     assert bloom_map.members[1].tolist() == [[0, 3], [1, 4], [2, 5]]
     assert bloom_map.digest.T.tolist() == [  # by map, and then by item
         [0, 0, 1, 1, 2, 2],
@@ -297,7 +297,7 @@ def test_beam_search_matches_scoring_all_items():
     """
     for seed in range(200):
         bloom_map = BloomMap(200 + seed, 1 + seed % 8, seed=seed)
-        logits = 3 * torch.randn(1, 2, bloom_map.buckets, dtype=torch.float64)
+        logits = 3 * torch.randn(1, 2, bloom_map.num_buckets, dtype=torch.float64)
         logp = logits.log_softmax(-1)
         scores = []
         for bucket_0, bucket_1 in bloom_map.digest:
@@ -307,14 +307,14 @@ def test_beam_search_matches_scoring_all_items():
         best = pytest.approx(scores[:7])
         bound = logp.topk(4).values[0, :, 3].sum()
 
-        _, found, certified, _ = beam_search(logp, bloom_map, k=7, beam=4)
-        assert certified.item() == (scores[6] >= bound)
-        if certified:
-            assert found[0].tolist() == best
+        found = beam_search(logp, bloom_map, k=7, beam=4)
+        assert found.certified.item() == (scores[6] >= bound)
+        if found.certified:
+            assert found.scores[0].tolist() == best
         # rounds=None doubles the beam until the answer is certified
-        _, found, certified, _ = beam_search(logp, bloom_map, k=7, beam=4, rounds=None)
-        assert certified.item()
-        assert found[0].tolist() == best
+        found = beam_search(logp, bloom_map, k=7, beam=4, rounds=None)
+        assert found.certified.item()
+        assert found.scores[0].tolist() == best
 
 
 def test_sketch_map_finds_the_word_of_predicted_buckets():
@@ -325,9 +325,9 @@ def test_sketch_map_finds_the_word_of_predicted_buckets():
     for j, bucket in enumerate(digest[0]):
         logits[0, j, bucket] = 5
     logp = logits.log_softmax(-1)
-    items, _, certified, _ = beam_search(logp, ItemMap(digest, 23), k=1, beam=1)
-    assert items.item() == 0
-    assert certified.item() is True
+    found = beam_search(logp, ItemMap(digest, 23), k=1, beam=1)
+    assert found.ids.item() == 0
+    assert found.certified.item() is True
 
 
 # == embeddings.py: bits and buckets become a vector

@@ -112,7 +112,7 @@ def bench_bloom(args, *, num_items=NUM_ITEMS, positions=64, rounds=5):
         bloom_map = BloomMap(num_items, alpha)
         digest = torch.from_numpy(bloom_map.digest).long()
         for kind in ("flat", "peaked"):
-            logits = 2 * torch.randn(positions, 2, bloom_map.buckets, generator=generator)
+            logits = 2 * torch.randn(positions, 2, bloom_map.num_buckets, generator=generator)
             if kind == "peaked":  # the hashes of one item stand out, as in a trained model
                 items = torch.randint(num_items, (positions,), generator=generator)
                 peak = torch.full((positions, 2, 1), 20.0)
@@ -134,16 +134,16 @@ def compare_searches(logp, bloom_map, rounds):
         "plain": lambda: exhaustive(some, bloom_map),
     }, rounds)
     # the results: how many items were scored, and whether the best are those of all items
-    _, _, certified, scored = beam_search(logp, bloom_map)
-    _, scores, _, scored_sure = beam_search(logp, bloom_map, rounds=None)
+    found = beam_search(logp, bloom_map)
+    sure = beam_search(logp, bloom_map, rounds=None)
     _, expected = exhaustive(some, bloom_map)
-    is_equal = torch.equal(scores[:len(some)], expected)
-    is_equal = is_equal and torch.equal(scores[0], search_by_blocks(logp[0], columns))
+    is_equal = torch.equal(sure.scores[:len(some)], expected)
+    is_equal = is_equal and torch.equal(sure.scores[0], search_by_blocks(logp[0], columns))
     share = len(logp) / len(some)  # of times: the exhaustive searches had fewer positions
     row = dict(
-        certified=100 * certified.double().mean().item(),
-        scored=scored.double().mean().item(),
-        scored_sure=scored_sure.double().mean().item(),
+        certified=100 * found.certified.double().mean().item(),
+        scored=found.num_scored.double().mean().item(),
+        scored_sure=sure.num_scored.double().mean().item(),
         exact=str(is_equal),
         ratio=share * watch.ratio("plain", "beam"),
         ratio_all=share * watch.ratio("all", "beam"),
@@ -351,15 +351,15 @@ def hide_items(folder, args):
 def measure_search(hidden, beam, rounds, prior=None):
     """Return recall, certified lists in percent, items scored, ms a set; and the ranks (P,)."""
     start = time.perf_counter()
-    best, _, certified, scored = beam_search(
+    found = beam_search(
         hidden.logp, hidden.bloom_map, 20, beam, rounds, exclude=hidden.visible, prior=prior)
     seconds = time.perf_counter() - start
     # beam_search numbers items without the special tokens
-    ranks = rank_in_lists(best + FIRST_WORD_ID, hidden.correct)
+    ranks = rank_in_lists(found.ids + FIRST_WORD_ID, hidden.correct)
     row = dict(
-        certified=100 * certified.double().mean().item(),
-        scored=scored.double().mean().item(),
-        ms=1000 * seconds / len(best),
+        certified=100 * found.certified.double().mean().item(),
+        scored=found.num_scored.double().mean().item(),
+        ms=1000 * seconds / len(found.ids),
     )
     return row | recall_of(ranks), ranks
 

@@ -302,12 +302,12 @@ class DigestCoder(VocabularyCoder):
         return digest[self.list_places(words)]
 
     def special_codes(self, num_specials):
-        rows = self.bloom_map.buckets + np.arange(num_specials, dtype=np.int32)  # (s,)
+        rows = self.bloom_map.num_buckets + np.arange(num_specials, dtype=np.int32)  # (s,)
         return np.stack([rows] * self.bloom_map.m, 1)
 
     def table_sizes(self, num_specials):
         # subtle: buckets is R of a map, but R + s of model.Config
-        return dict(buckets=self.bloom_map.buckets + num_specials)
+        return dict(buckets=self.bloom_map.num_buckets + num_specials)
 
 
 CODERS = {

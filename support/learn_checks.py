@@ -391,16 +391,16 @@ def certificate_cases():
     generator = torch.Generator().manual_seed(0)
     for seed in range(200):
         bloom_map = BloomMap(50 + seed % 50, alpha=1 + seed % 3, seed=seed)
-        logits = 3 * torch.randn(2, bloom_map.buckets, generator=generator)
+        logits = 3 * torch.randn(2, bloom_map.num_buckets, generator=generator)
         cases.append(certificate_case(logits.log_softmax(1), bloom_map, 1 + seed % 4))
     return cases
 
 
 def certificate_case(logp, bloom_map, beam):
     """Return (arguments, expected) of my_certificate."""
-    _, _, certified, num_scored = beam_search(logp.unsqueeze(0), bloom_map, 1, beam)
+    found = beam_search(logp.unsqueeze(0), bloom_map, 1, beam)
     digest = torch.from_numpy(bloom_map.digest).long()
-    return (logp, digest, beam), (certified.item(), num_scored.item())
+    return (logp, digest, beam), (found.certified.item(), found.num_scored.item())
 
 
 def certify(logp, digest, num_beams, place):
@@ -506,11 +506,11 @@ def judge_score(name, yours):
     try:
         for seed in range(50):
             bloom_map = BloomMap(40, 3, seed=seed)
-            logp = torch.randn(1, 2, bloom_map.buckets, generator=generator).log_softmax(-1)
-            ids, scores, certified, _ = beam_search(logp, bloom_map, 1, 2, score="yours")
+            logp = torch.randn(1, 2, bloom_map.num_buckets, generator=generator).log_softmax(-1)
+            found = beam_search(logp, bloom_map, 1, 2, score="yours")
             best, best_scores = exhaustive(logp, bloom_map, 1, score="yours")
-            if certified.item() and best_scores > scores:
-                return (f"right. The search certifies item {ids.item()}, but item {best.item()} "
+            if found.certified.item() and best_scores > found.scores:
+                return (f"right. The search certifies item {found.ids.item()}, but item {best.item()} "
                         "scores more.")
     finally:
         del SCORES["yours"]

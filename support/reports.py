@@ -111,7 +111,9 @@ def describe_next(folder, data):
     """
     if not data.config.order:  # which names go with these, of a held-out set?
         ids, *_ = data.batches.eval_batch([data.batches.num_eval // 2])  # (1, L)
-        example = "\t".join(data.corpus.words[i - FIRST_WORD_ID] for i in ids[0, :3].tolist())
+        names = [data.corpus.words[i - FIRST_WORD_ID] for i in ids[0, :3].tolist()]
+        has_spaces = any(" " in name for name in names)
+        example = ("\t" if has_spaces else " ").join(names)
     elif data.config.predicts_rows:  # which word is it?
         example = "the cat sat on the [MASK]"
     else:  # which words are out of order?

@@ -197,7 +197,7 @@ def bloom_model(n=53, alpha=5, m=2, **changes):
     """Return a small Model over n items with its weights stirred, and its HashTokenizer."""
     bloom_map = BloomMap(n, alpha, m)
     sizes = dict(emb="bloom", head="hash-mlm", hashes=m, order=False, act="relu",
-                 buckets=bloom_map.buckets + FIRST_WORD_ID)
+                 buckets=bloom_map.num_buckets + FIRST_WORD_ID)
     model = tiny_model(**sizes | changes)
     tokenizer = make_tokenizer(model.config, split="items", vocabulary=make_words(n),
                               bloom_map=bloom_map)

@@ -121,7 +121,7 @@ def random_case(rng, case, has_ties=False):
         largest = int(0.5 * n ** (1 - 1 / m))  # near the limit swaps may fail
         alpha = rng.integers(1, max(largest, 1) + 1)
         bloom_map = BloomMap(n, alpha, m, seed=case)
-    logits = 3 * rng.standard_normal((P, m, bloom_map.buckets))
+    logits = 3 * rng.standard_normal((P, m, bloom_map.num_buckets))
     if has_ties:
         logits = logits.round()
         logits[logits < -4] = -np.inf
@@ -162,12 +162,10 @@ def test_beam_search_matches_reference(score, has_prior, monkeypatch):
 def test_second_round_finds_what_twice_the_beam_finds():
     """The positions that the first round certifies have the best scores already."""
     bloom_map = BloomMap(3_001, 3)
-    logp = torch.randn(60, 2, bloom_map.buckets).log_softmax(-1)
-    _, scores, _, _ = beam_search(logp, bloom_map, beam=4)
-    _, expected, _, _ = beam_search(logp, bloom_map, beam=8)
-    assert not torch.equal(scores, expected)
-    _, scores, _, _ = beam_search(logp, bloom_map, beam=4, rounds=2)
-    assert torch.equal(scores, expected)
+    logp = torch.randn(60, 2, bloom_map.num_buckets).log_softmax(-1)
+    expected = beam_search(logp, bloom_map, beam=8).scores
+    assert not torch.equal(beam_search(logp, bloom_map, beam=4).scores, expected)
+    assert torch.equal(beam_search(logp, bloom_map, beam=4, rounds=2).scores, expected)
 
 
 def test_search_certifies_that_items_outside_have_probability_zero():
@@ -175,10 +173,10 @@ def test_search_certifies_that_items_outside_have_probability_zero():
     bloom_map = BloomMap(12, 3)
     logp = torch.full((1, 2, 4), -torch.inf)
     logp[0, :, 0] = 0
-    ids, _, certified, _ = beam_search(logp, bloom_map, 5, beam=2)
+    found = beam_search(logp, bloom_map, 5, beam=2)
     expected_ids, _, is_certified = beam_search_reference(logp[0], bloom_map, 5, beam=2)
-    assert ids[0].tolist() == expected_ids
-    assert certified.item()
+    assert found.ids[0].tolist() == expected_ids
+    assert found.certified.item()
     assert is_certified
 
 

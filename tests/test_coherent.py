@@ -94,15 +94,15 @@ def test_popularity_prior_makes_a_model_that_knows_nothing_rank_items_by_frequen
     counts = np.random.default_rng(0).integers(0, 50, 901)
     for bloom_map in (BloomMap(901, 7, m=3), ItemMap(np.arange(1802).reshape(901, 2) % 31, 40)):
         P = torch.from_numpy((counts + 1) / (counts + 1).sum())  # (N,)
-        frequency = torch.zeros(bloom_map.m, bloom_map.buckets, dtype=P.dtype)
+        frequency = torch.zeros(bloom_map.m, bloom_map.num_buckets, dtype=P.dtype)
         for j, column in enumerate(bloom_map.digest.T):
             frequency[j].index_add_(0, torch.from_numpy(column), P)
         prior = popularity_prior(counts, bloom_map)
         logp = frequency.log().unsqueeze(0)  # -inf for a bucket without items
-        _, scores, certified, _ = beam_search(logp, bloom_map, 20, rounds=None, prior=prior)
-        assert certified.item()
+        found = beam_search(logp, bloom_map, 20, rounds=None, prior=prior)
+        assert found.certified.item()
         expected = P.log().topk(20).values
-        torch.testing.assert_close(scores[0], expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found.scores[0], expected, rtol=0, atol=1e-5)
 
 
 def test_popularity_prior_matches_docstring_example():

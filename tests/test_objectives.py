@@ -117,7 +117,7 @@ def masked_hashes(digests, buckets, bloom_map=None, **sizes):
 
 def masked_items(bloom_map):
     """Return MaskedDigests of sets; after a map's R buckets its block has special tokens."""
-    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, bloom_map, emb="bloom",
+    return masked_hashes(bloom_map.digest, bloom_map.num_buckets + F0, bloom_map, emb="bloom",
                          order=False)
 
 
@@ -194,7 +194,7 @@ def test_masked_items_counts_match_scores_of_all_items():
     logp = hash_logp(logits, bloom_map)  # (200, m, R): each token in its own block
     ranks = rank_words(logp, torch.from_numpy(bloom_map.digest), items, visible)
     assert sums["hits"].tolist() == [(ranks < k).sum() for k in (1, 10, 20)]
-    _, _, certified, _ = beam_search(logp, bloom_map, 20, 20, exclude=visible)
+    certified = beam_search(logp, bloom_map, 20, 20, exclude=visible).certified
     assert 0 < certified.sum() < 200
     assert objective.metrics(sums)["certified"] == certified.sum() / 200
 
@@ -308,34 +308,29 @@ def test_counts_are_those_of_the_classes_of_the_head():
     assert num_classes == 2
 
 
-@pytest.mark.parametrize("objective, sums, num_classes, bits", [
-    # 8 intact, 4 shuffled, 4 random
-    (SHUFFLE, dict(table=[[5, 2, 1], [0, 3, 1], [4, 0, 0]]), 3, 1.5),
-    # in a text it does not matter which words were labels
-    (masked_words(), dict(label_counts=np.ones((1, 50_260))), 50_260, 1.75),
+def test_expected_loss_of_kinds_is_the_entropy_of_the_labels():
+    table = [[5, 2, 1], [0, 3, 1], [4, 0, 0]]  # 8 intact, 4 shuffled, 4 random: 1, 2 and 2 bits
+    n, loss = SHUFFLE.expected_loss(None, dict(table=table))
+    assert n == 3
+    assert loss == pytest.approx(1.5 * math.log(2))
+
+
+@pytest.mark.parametrize("objective, shape, bits", [
+    (masked_words(), (50_260,), 7 / 3),
+    (masked_words(order=False), (50_260,), 7 / 3),
+    (masked_items(BloomMap(4, alpha=1)), (2, 18), 7 / 3),
     # of one hash each bucket has half of the words, of the other one bucket has all: 1 and 0 bits
-    (masked_hashes([[0, 3], [1, 3], [1, 3], [1, 3]], buckets=7),
-     dict(label_counts=np.ones((2, 7))), 7, 0.5),
+    (masked_hashes([[0, 3], [1, 3], [1, 3], [1, 3]], buckets=7), (2, 7), 0.5),
 ])
-def test_expected_loss_is_the_entropy_of_the_classes(objective, sums, num_classes, bits):
-    word_counts = np.array([4, 2, 1, 1])  # shares 1/2, 1/4, 1/8, 1/8: 1.75 bits
-    n, loss = objective.expected_loss(word_counts, sums)
-    assert n == num_classes
-    assert loss == pytest.approx(bits * math.log(2))
-
-
-@pytest.mark.parametrize("objective, shape", [
-    (masked_words(order=False), (50_260,)),
-    (masked_items(BloomMap(4, alpha=1)), (2, 18)),
-])
-def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
-    """The deviation of data/items.py masks the items of small sets more often than they occur."""
-    labels = torch.tensor([[CAT], [COW], [COW]])  # 1, 3 and 3 bits
+def test_expected_loss_is_that_of_what_is_masked(objective, shape, bits):
+    """The labels are the frequent word and twice a rare one: 1, 3 and 3 bits by frequency."""
+    labels = torch.tensor([[CAT], [COW], [COW]])
     inputs = torch.full_like(labels, MASK)
     logits = torch.zeros(3, *shape)
     sums = evaluate(objective, logits, make_batch(inputs, labels))
-    _, loss = objective.expected_loss(np.array([4, 2, 1, 1]), sums)
-    assert loss == pytest.approx(7 / 3 * math.log(2))
+    num_classes, loss = objective.expected_loss(np.array([4, 2, 1, 1]), sums)
+    assert num_classes == shape[-1]
+    assert loss == pytest.approx(bits * math.log(2))
 
 
 # All objectives
