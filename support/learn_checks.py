@@ -510,8 +510,8 @@ def judge_score(name, yours):
             found = beam_search(logp, bloom_map, 1, 2, score="yours")
             best, best_scores = exhaustive(logp, bloom_map, 1, score="yours")
             if found.certified.item() and best_scores > found.scores:
-                return (f"right. The search certifies item {found.ids.item()}, but item {best.item()} "
-                        "scores more.")
+                return (f"right. The search certifies item {found.ids.item()}, but item "
+                        f"{best.item()} scores more.")
     finally:
         del SCORES["yours"]
     return "the certificate held on 50 maps. The score must fall when a part grows."
