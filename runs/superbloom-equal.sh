@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Superbloom, Table 2 in small: two hash tokens against tables of equal size, over draws of the maps.
-# Makes: results/equal.json. Runs in it are not trained again. Never run.
+# Makes: results/equal.json, results/prior-pages.json. Runs in it are not trained again. Those of alpha
+#     25 and of width 16 have never run.
 # Data: simplewiki.jsonl.gz, the links of each page of the Simple English Wikipedia of April 2007.
 # Hardware: one CPU core, 20 minutes for 6,000 steps.
 # Differs from the paper: the preset superbloom-small, alpha 4 and 25, no dropout. The table of width 16
@@ -23,3 +24,6 @@ for draw in 0 1 2 3; do
 done
 python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz \
     --known results/equal.json --json results/equal.json
+python -m bench.superbloom prior --runs out/sets-tokens-alpha4-0 out/sets-tokens-alpha4-1 \
+    out/sets-tokens-alpha4-2 out/sets-tokens-alpha4-3 --data simplewiki.jsonl.gz \
+    --json results/prior-pages.json

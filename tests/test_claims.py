@@ -238,7 +238,10 @@ def test_readme_says_what_its_ten_claims_are():
     # what its bullets say with numbers of claims that have no row
     tokens, table = claims.read_sides(find_claim("α 25 (widths 256, 88), 3,000 steps"))
     assert tokens["mean"] < table["mean"] / 2
-    assert "with 25 the table is [far ahead]" in text
+    means = f"{100 * table['mean']:.1f} against {100 * tokens['mean']:.1f} %"
+    assert f"the table is [far ahead](docs/superbloom.md#recall), {means}" in text
+    tokens, table = claims.read_sides(find_claim("each item asked for in turn"))
+    assert f"beat a table, {tokens['mean']:.1f} against {table['mean']:.1f} % of recall@1" in text
     bloom = read_json(ROOT / "results/bloom.json")["rows"]
     times = [round(row["all"] / row["sure"]) for row in bloom if "flat" in row["name"]]
     assert f"[{min(times)} to {max(times)} times with proof]" in text
@@ -248,16 +251,33 @@ def test_readme_says_what_its_ten_claims_are():
     sure = read_table_rows("beams", name="bloom-items, until certified")
     assert beam["rec@1"] == sure["rec@1"]
     lost = 100 * (sure["rec@20"] - beam["rec@20"])
-    assert f"none of recall@1, and {lost:.2f} points of recall@20" in text
+    assert f"none of recall@1, and {lost:.2f} percentage points of recall@20" in text
     law = 100 * shares.outside_share_law(64, 8, 256)
     assert f"have {law:.0f} % of the attention" in text
     step, _ = claims.read_sides(find_claim("a training step of Proj is 2.4 times"))
-    assert f"not 2.4 times: {step['mean']:.2f} on a CPU" in text
+    assert f"is {step['mean']:.2f} times as fast as BERT's on a CPU, not 2.4 times" in text
     lsh, md5 = claims.read_sides(rows[0])
     assert f"so {lsh['mean']:.4f} against {md5['mean']:.4f} is +5 %" in text
     english = read_table_rows("english", name="english-detect.pt, sst2")
     assert f"reaches {english['score']:.0f} % (the mean of three), level" in text
     assert f"a bag of words, {english['bag_of_words']:.0f} %" in text
+
+
+def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
+    page = " ".join((ROOT / "docs/superbloom.md").read_text().split())
+    claim = find_claim("each item asked for in turn")
+    difference, limit, _ = claims.compare(claim, *claims.read_sides(claim))
+    assert f"by {difference:.1f} points of rec@1**" in page
+    interval = f"{difference - limit:.1f} to {difference + limit:.1f}"
+    assert f"with a 95 % interval of {interval}" in page
+    rows = {row["name"]: row for row in read_json(ROOT / "results/prior-pages.json")["rows"]}
+    for key in ("rec@1", "rec@10"):
+        gains = []
+        for draw in range(4):
+            name = f"sets-tokens-alpha4-{draw}"
+            gains.append(100 * (rows[f"{name}, 0.5"][key] - rows[f"{name}, 0.0"][key]))
+        assert f"{key} by {statistics.mean(gains):.1f} " in page
+        assert f"± {statistics.stdev(gains):.1f}" in page
 
 
 def test_readme_says_what_was_measured_on_a_gpu():
