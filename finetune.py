@@ -177,7 +177,8 @@ def train(model, data, recipe, runtime, title):
     log = []
     losses = []  # since the last evaluation
     for step, indices in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = recipe.lr * lr_factor(step, num_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.lr * lr_factor(step, num_steps)
         # LSH attention may take new hyperplanes in each step; the control has none
         if isinstance(model, Model) and model.config.lsh_redraw:
             model.redraw_hyperplanes(recipe.seed * STEP_STRIDE + step)

@@ -74,9 +74,10 @@ def print_texts(predictor, rows, k):
         if len(rows) % 2:
             raise InputError(f"TEXT: expected {' and '.join(predictor.columns)}, got {rows}.")
         rows = list(zip(rows[::2], rows[1::2]))
-    for row, result in zip(rows, predictor.predict(rows, k)):
-        predictor.readout.print_result(row, result, k)
-        for note in predictor.list_notes(row):
+    examples = read_all(predictor.read, rows)
+    for example, result in zip(examples, predictor.readout.predict(examples, k)):
+        predictor.readout.print_result(example.row, result, k)
+        for note in predictor.list_example_notes(example):
             print(f"note: {note}")
 
 
@@ -88,7 +89,8 @@ class Readout:
 
     A subclass has
 
-        interpret      (Example, its output, k) -> the result of a row; k is the most to return
+        interpret      (Example, its output, k) -> the result of a row; k is the most to return.
+                       If a row has several inputs, it has its own predict instead
         print_result   (row, result, k): prints it for people
 
     Args:

@@ -65,7 +65,7 @@ class SpecialVectors(nn.Embedding):
         self.has_word_row = has_word_row
 
     def forward(self, x, ids):
-        # IDs of words are larger than all rows: they read the last one, which is the word row
+        # IDs of words are larger than all rows: they read the last one, the word row if any
         rows = F.embedding(ids.clamp(max=self.num_embeddings - 1), self.weight)  # (..., d)
         if self.has_word_row:
             x = x + rows

@@ -14,9 +14,9 @@ vector, T = 128 bits of a word's hash, eight of them in a byte:
 
     Draw(ids, noise, ...)   batches.get_batch(step, rows): a function of seed and step, so that a
                             resumed run reads the same batches
-    inputs, labels (B, L)   objective.corrupt: some words are shuffled, others are random. Workers
-                            of the DataLoader do this ahead of time: it does not need the model
-    codes (B, L, T / 8)     model.codes[inputs]. Nothing is hashed here: each distinct word was
+    inputs, labels (B, L)   objective.corrupt: some words are shuffled, others are random. For a GPU
+                            workers do this ahead of time: it does not need the model
+    codes (B, L, T / 8)     model.codes of inputs. Nothing is hashed here: each distinct word was
                             hashed once, before training, and a word's bits are a row of a table
     x (B, L, d)             model.inputs: codes to vectors; model.layers: attention
     logits (B, L, 3)        model.head: intact, shuffled or random?
@@ -134,7 +134,8 @@ def train(args, run, model, objective, optimizer, loader, held_out, ranks, runti
     """Take the steps that are left; now and then log, evaluate and save.
 
     Args:
-        loader: iterable of data.loading.GlobalBatch. It ends at the last step, or at a signal.
+        loader: iterable of lists of objectives.Batch, the part of this rank of each step. It ends
+            at the last step, or at a signal.
         held_out: list of objectives.Batch.
 
     Returns:
@@ -143,21 +144,19 @@ def train(args, run, model, objective, optimizer, loader, held_out, ranks, runti
     result = {}
     ddp_model = ranks.wrap(model)
     run.log.restart_clock(run.step)
-    for batch in loader:
+    for micro_batches in loader:
         # A rate for this step, and random numbers that a resumed run draws again
         lr = learning_rate(args, run.step)
         for group in optimizer.param_groups:
             group["lr"] = lr
         seed_step(args.seed, run.step, ranks.rank, model)
-        # subtle: DDP takes the mean of the ranks' gradients, hence the factor world
-        loss, norm = train_step(
-            ddp_model, objective, optimizer, batch.micro_batches, ranks.world / batch.num_scored,
-            args.clip, runtime.device, runtime.dtype)
+        loss, num_scored, norm = train_step(
+            ddp_model, objective, optimizer, micro_batches, args.clip, ranks, runtime)
         run.step += 1
 
         # Now and then pause to log, evaluate or save. No other step waits for the GPU
         if is_due(LOG_EVERY, run.step, args.steps):
-            loss = ranks.total(loss.item()) / batch.num_scored
+            loss = ranks.total(loss.item()) / num_scored
             run.log.write_step(run.step, dict(loss=loss, lr=lr, grad_norm=norm.item()))
         if is_due(args.eval_every, run.step, args.steps):
             result, _ = evaluate(model, objective, held_out, ranks, runtime)
@@ -172,7 +171,7 @@ def train(args, run, model, objective, optimizer, loader, held_out, ranks, runti
     return result
 
 
-def train_step(model, objective, optimizer, micro_batches, scale, clip, device, dtype):
+def train_step(model, objective, optimizer, micro_batches, clip, ranks, runtime):
     """Take one optimizer step.
 
     The loss of a step is one mean: the sum over the scored positions of all ranks, divided by
@@ -181,27 +180,30 @@ def train_step(model, objective, optimizer, micro_batches, scale, clip, device, 
     Args:
         model: Model, or what Ranks.wrap makes of it.
         micro_batches: list of objectives.Batch, those of this rank. Their gradients add up.
-        scale: float, which turns their sums of losses into parts of that mean.
         clip: float, norm of the gradient at most; 0: any.
 
     Returns:
         loss: tensor, the sum over the scored positions of this rank.
+        num_scored: int, positions that all ranks score, 1 if there are none.
         norm: tensor, that of the gradient, before it is clipped.
     """
-    total_loss = torch.zeros((), device=device)
+    num_scored = ranks.total(sum(len(batch.positions) for batch in micro_batches))
+    num_scored = max(num_scored, 1)  # a divisor
+    scale = ranks.world / num_scored  # subtle: DDP takes the mean of the ranks' gradients
+    total_loss = torch.zeros((), device=runtime.device)
     optimizer.zero_grad()
     for i, batch in enumerate(micro_batches):
         # DDP exchanges gradients once a step, in the last backward. A plain Model ignores this
         model.require_backward_grad_sync = i == len(micro_batches) - 1
-        with autocast(device, dtype):
-            loss = objective.loss(model, batch.to(device))
+        with autocast(runtime.device, runtime.dtype):
+            loss = objective.loss(model, batch.to(runtime.device))
         (loss * scale).backward()
         total_loss += loss.detach()
 
     max_norm = clip if clip > 0 else math.inf  # inf: measured, not clipped
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
-    return total_loss, norm
+    return total_loss, num_scored, norm
 
 
 def is_due(every, step, num_steps):
@@ -211,13 +213,13 @@ def is_due(every, step, num_steps):
 
 def learning_rate(args, step):
     """Return a step's rate: warm-up to --lr, then linear [HF Table 4] or rsqrt decay. [SB §3.2]"""
-    rise = (step + 1) / max(args.warmup, 1)  # 1 at the end of the warm-up
-    # fall is at least 1 during the warm-up, so that min takes rise
+    if step < args.warmup:
+        return args.lr * ((step + 1) / args.warmup)
     if args.schedule == "linear":
-        fall = (args.steps - step) / max(args.steps - args.warmup, 1)
-    elif args.schedule == "rsqrt":
-        fall = rise**-0.5
-    return args.lr * min(rise, fall)
+        return args.lr * ((args.steps - step) / (args.steps - args.warmup))
+    if args.schedule == "rsqrt":
+        return args.lr * ((step + 1) / max(args.warmup, 1)) ** -0.5
+    raise NotImplementedError(args.schedule)
 
 
 def seed_step(seed, step, rank, model):

@@ -87,13 +87,6 @@ def load_data(args, initial, is_new):
 # Corrupted batches
 
 
-class GlobalBatch(NamedTuple):
-    """The batch of a step."""
-
-    micro_batches: list  # of objectives.Batch: the part of this rank
-    num_scored: int  # positions that all ranks score, or 1 if there are none: it is a divisor
-
-
 def corrupt_held_out(batches, objective, micro, ranks):
     """Return this rank's part of the held-out set, a list of objectives.Batch of `micro` rows.
 
@@ -163,7 +156,7 @@ def to_tensors(batch):
 
 
 def until_signal(loader, ranks, signals):
-    """Yield the GlobalBatch of each step, and end before the next one when a rank got a signal.
+    """Yield the micro-batches of each step, and end before the next one when a rank got a signal.
 
     A signal to one rank has to stop all of them before the same step. They can save then.
 
@@ -173,8 +166,6 @@ def until_signal(loader, ranks, signals):
         signals: list of int, which catch_signals fills.
     """
     for arrays in loader:
-        micro_batches = [to_tensors(batch) for batch in arrays]
-        num_scored = ranks.total(sum(len(batch.positions) for batch in micro_batches))
         if ranks.total(len(signals)) > 0:
             return
-        yield GlobalBatch(micro_batches, max(num_scored, 1))
+        yield [to_tensors(batch) for batch in arrays]

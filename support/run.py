@@ -108,7 +108,10 @@ class Run:
         self.best = math.inf
 
     def restore(self, saved, model, optimizer):
-        """Go on where a checkpoint ends. saved: as load_saved returns it; {} changes nothing."""
+        """Go on where a checkpoint ends, and drop what --out has of later steps.
+
+        saved: as load_saved returns it; for {} the log and best.pt of an earlier run are dropped.
+        """
         if saved:
             self.step = saved["step"]
             self.best = saved["best"]

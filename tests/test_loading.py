@@ -11,7 +11,7 @@ import torch
 
 from data import loading
 from data.batches import TextBatches
-from objectives import IGNORE_INDEX, MaskedWords, make_batch
+from objectives import MaskedWords, make_batch
 from support.common import InputError, Ranks
 
 
@@ -71,7 +71,7 @@ def test_workers_need_no_shared_memory(build_loader, monkeypatch):
     with build_loader("cpu", 1) as loader:
         steps = list(loading.until_signal(loader, Ranks(), []))
     assert len(steps) == 2
-    assert isinstance(steps[0].micro_batches[0].inputs, torch.Tensor)
+    assert isinstance(steps[0][0].inputs, torch.Tensor)
 
 
 def test_error_of_our_own_in_a_worker_keeps_its_text(build_loader, monkeypatch):
@@ -79,15 +79,6 @@ def test_error_of_our_own_in_a_worker_keeps_its_text(build_loader, monkeypatch):
     with pytest.raises(ValueError, match="math domain error"):
         with build_loader("cpu", 1) as loader:
             next(iter(loader))
-
-
-def test_step_with_nothing_to_score_has_a_divisor():
-    """All its words may stay unmasked; the steps behind it are still taken."""
-    ids = torch.tensor([[5, 6, 7]])
-    empty = make_batch(ids, torch.full_like(ids, IGNORE_INDEX))
-    full = make_batch(ids, ids)
-    steps = list(loading.until_signal([[empty], [empty, full]], Ranks(), []))
-    assert [step.num_scored for step in steps] == [1, 3]
 
 
 def test_signal_ends_the_steps_before_the_next_one():

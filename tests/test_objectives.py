@@ -71,7 +71,9 @@ def test_masked_words_loss_and_recall_by_hand():
     num_better = torch.tensor([0, 1, 9, 10, 19, 20])
     logits = -torch.arange(40.0).repeat(6, 1)
     logits[:, 3:F0] = -99
-    words = F0 + num_better
+    for i in range(6):  # in each row the 35 words have another order
+        logits[i, F0:] = logits[i, F0:].roll(3 * i)
+    words = F0 + (num_better + 3 * torch.arange(6)) % 35
     labels = words.unsqueeze(0)
     batch = make_batch(labels, labels)
     objective = masked_words()
@@ -79,7 +81,7 @@ def test_masked_words_loss_and_recall_by_hand():
     sums = evaluate(objective, logits, batch)
 
     normalizer = logits[0].logsumexp(0)
-    expected = 6 * normalizer + words.sum()  # the logit of a word is -ID
+    expected = 6 * normalizer + (F0 + num_better).sum()  # minus the logits of the words
     assert sums["loss"].item() == pytest.approx(expected.item())
     recall = objective.metrics(sums)
     assert recall["rec@1"] == 1 / 6

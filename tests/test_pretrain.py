@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,8 +24,9 @@ import pretrain
 from bloom import BloomMap
 from embeddings import EMBEDDINGS
 from model import Config, Model
+from objectives import IGNORE_INDEX, make_batch
 from support import plot
-from support.common import load_checkpoint, lock_output, num_cores
+from support.common import Ranks, load_checkpoint, lock_output, num_cores
 from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words
 from tests.helpers import find_port, read_log, run_main, run_ranks, torchrun
 
@@ -239,6 +241,22 @@ def test_learning_rate_follows_the_schedule(flags, rates):
     args, _ = pretrain.parse_flags([*flags.split(), "--lr", "0.002"])
     found = [pretrain.learning_rate(args, step) / 0.002 for step in range(args.steps)]
     assert found == pytest.approx(rates, rel=1e-12)
+
+
+def test_step_with_nothing_to_score_has_a_divisor():
+    """All its words may stay unmasked; the steps behind it are still taken."""
+    ids = torch.tensor([[5, 6, 7]])
+    empty = make_batch(ids, torch.full_like(ids, IGNORE_INDEX))
+    full = make_batch(ids, ids)
+    model = torch.nn.Linear(1, 1)
+    objective = SimpleNamespace(loss=lambda model, batch: len(batch.positions) * model.bias.sum())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    runtime = SimpleNamespace(device=torch.device("cpu"), dtype="float32")
+    for batches, expected in (([empty], 1), ([empty, full], 3)):
+        _, num_scored, norm = pretrain.train_step(
+            model, objective, optimizer, batches, 0, Ranks(), runtime)
+        assert num_scored == expected
+        assert norm == len(batches) - 1  # the gradient of a mean, not of a sum of 3
 
 
 def test_optimizer_has_the_rates_decay_and_betas_of_the_flags(small):
