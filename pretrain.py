@@ -146,9 +146,8 @@ def train(args, run, model, objective, optimizer, loader, held_out, ranks, runti
     run.log.restart_clock(run.step)
     for micro_batches in loader:
         # A rate for this step, and random numbers that a resumed run draws again
-        lr = learning_rate(args, run.step)
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = learning_rate(args, run.step)
         seed_step(args.seed, run.step, ranks.rank, model)
         loss, num_scored, norm = train_step(
             ddp_model, objective, optimizer, micro_batches, args.clip, ranks, runtime)
@@ -157,6 +156,7 @@ def train(args, run, model, objective, optimizer, loader, held_out, ranks, runti
         # Now and then pause to log, evaluate or save. No other step waits for the GPU
         if is_due(LOG_EVERY, run.step, args.steps):
             loss = ranks.total(loss.item()) / num_scored
+            lr = optimizer.param_groups[0]["lr"]
             run.log.write_step(run.step, dict(loss=loss, lr=lr, grad_norm=norm.item()))
         if is_due(args.eval_every, run.step, args.steps):
             result, _ = evaluate(model, objective, held_out, ranks, runtime)
