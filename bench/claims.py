@@ -177,15 +177,14 @@ def read_paper(claim):
 
 def write_verdict(claim):
     """Return the verdict on a claim in the words of README and its picture."""
-    kind, verdict = judge(claim, *read_sides(claim))
+    here, control = read_sides(claim)
+    kind, verdict = judge(claim, here, control)
     if "effect" not in claim:
         return verdict
-    lead = f"the paper's +{find_claimed_lead(claim):.0f} %"
-    if kind == "excluded":
-        return f"no lead shown; {lead} is excluded at this size"
-    if kind == "not decided":
-        return f"no lead shown; {lead} is not excluded"
-    return f"{verdict}; the paper has +{find_claimed_lead(claim):.0f} %"
+    if kind in ("excluded", "not decided"):
+        verdict = "no lead shown"
+    size = "excluded at this size" if excludes_paper(claim, here, control) else "not excluded"
+    return f"{verdict}; the paper's +{find_claimed_lead(claim):.0f} % is {size}"
 
 
 # The rule

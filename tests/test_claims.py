@@ -255,7 +255,7 @@ def test_readme_says_what_its_ten_claims_are():
     law = 100 * shares.outside_share_law(64, 8, 256)
     assert f"have {law:.0f} % of the attention" in text
     step, _ = claims.read_sides(find_claim("a training step of Proj is 2.4 times"))
-    assert f"is {step['mean']:.2f} times as fast as BERT's on a CPU, not 2.4 times" in text
+    assert f"is {step['mean']:.2f} times as fast as our BERT's on a CPU, not 2.4 times" in text
     english = read_table_rows("english", name="english-detect.pt, sst2")
     assert f"reaches {english['score']:.0f} % (the mean of three), level" in text
     assert f"a bag of words, {english['bag_of_words']:.0f} %" in text
