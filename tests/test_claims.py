@@ -268,6 +268,10 @@ def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
     assert f"by {difference:.1f} points of rec@1**" in page
     interval = f"{difference - limit:.1f} to {difference + limit:.1f}"
     assert f"with a 95 % interval of {interval}" in page
+    hits = claims.read_rows(read_table_rows("equal", name="table-d168"), "recall")
+    one_hit = 4 * hits[hits > 0].min()  # in one of the four runs
+    assert 100 * len(hits) / one_hit == pytest.approx(18_838, rel=1e-3)
+    assert "18,838 predictions" in page
     rows = {row["name"]: row for row in read_json(ROOT / "results/prior-pages.json")["rows"]}
     for key in ("rec@1", "rec@10"):
         gains = []
