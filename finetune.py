@@ -53,6 +53,7 @@ from support.common import load_checkpoint, lock_output, make_parser, quote_comm
 from support.common import resolve_device, run_script, save_checkpoint, send, write_json
 from support.finetune_flags import add_run_flags, check_flags, fill_flags
 from support.results import FORMAT, Outcome, Result, check_out, job_path, keep_best_model
+from support.run import NEAR_WORDS
 from support.results import model_path, read_result, summarize, write_results
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
 
@@ -65,7 +66,6 @@ BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoL
 BAG_STEPS = 300  # at least: fewer leave it half trained on a small file. GLUE's tasks have more
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
 STEP_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
-NEAR_WORDS = 50_000  # words of --preset, the most frequent, that infer.py --near searches
 
 
 # --------------------------------------------------------------------------------------------------
@@ -83,14 +83,13 @@ def run_job(args, runtime, pretrained, data, seed):
         seed: int, decides fresh weights, dropout and the order of the examples.
     """
     train_data = data["train"]
-    title = f"{train_data.task.name}, seed {seed}"
-    recipe = choose_recipe(args, data, seed)
+    recipe = choose_recipe(args, data, seed, runtime.dtype)
     model = build_model(args, runtime, pretrained, train_data, seed)
-    outcome = train_and_score(model, data, recipe, runtime, title)
+    outcome = train_and_score(model, data, recipe)
     save_model(args, pretrained, train_data, model, outcome, seed)
     control = None
     if args.epochs > 0 and train_data.has_control:
-        control = run_control(len(model.codes), data, recipe, runtime, title)
+        control = run_control(len(model.codes), data, recipe, runtime.device)
     return Result.collect(data, seed, model, outcome, control)
 
 
@@ -111,31 +110,34 @@ def build_model(args, runtime, pretrained, train_data, seed):
 class Recipe(NamedTuple):
     """How a model is trained."""
 
+    title: str  # what each line of progress begins with
     epochs: int
     batch: int  # examples of a step
     lr: float  # the peak
     eval_every: int  # steps between evaluations
     seed: int  # decides the order of the examples
+    dtype: str  # of matrix products
 
 
-def choose_recipe(args, data, seed):
+def choose_recipe(args, data, seed, dtype):
     """Return the Recipe of a job, as the flags say."""
+    title = f"{data['train'].task.name}, seed {seed}"
     eval_every = args.eval_every
     if eval_every is None:  # twice per epoch
         steps_per_epoch = math.ceil(len(data["train"].ids) / args.batch)
         eval_every = max(1, steps_per_epoch // 2)
-    return Recipe(args.epochs, args.batch, args.lr, eval_every, seed)
+    return Recipe(title, args.epochs, args.batch, args.lr, eval_every, seed, dtype)
 
 
-def train_and_score(model, data, recipe, runtime, title):
+def train_and_score(model, data, recipe):
     """Train a model as train does, and score it on data["dev"]; return its Outcome."""
-    best, log = train(model, data, recipe, runtime, title)
+    best, log = train(model, data, recipe)
     # the last weights are scored too: this shows what the choice brings
-    last_scores, predicted = evaluate(model, data["dev"], runtime)
+    last_scores, predicted = evaluate(model, data["dev"])
     scores = last_scores
     if best.weights is not None:
         model.load_state_dict(best.weights)
-        scores, predicted = evaluate(model, data["dev"], runtime)
+        scores, predicted = evaluate(model, data["dev"])
     return Outcome(scores, last_scores, predicted, best.score, log)
 
 
@@ -155,15 +157,13 @@ def save_model(args, pretrained, train_data, model, outcome, seed):
 # Training
 
 
-def train(model, data, recipe, runtime, title):
+def train(model, data, recipe):
     """Train a model on data["train"], and evaluate it on data["select"] now and then.
 
     Args:
         model: nn.Module, maps token IDs (B, L) and an attention mask to logits.
         data: dict, split -> Examples.
         recipe: Recipe.
-        runtime: Runtime, the device and the dtype.
-        title: str, what each line of progress begins with.
 
     Returns:
         best: Best, the weights of the best evaluation.
@@ -182,18 +182,18 @@ def train(model, data, recipe, runtime, title):
         # LSH attention may take new hyperplanes in each step; the control has none
         if isinstance(model, Model) and model.config.lsh_redraw:
             model.redraw_hyperplanes(recipe.seed * STEP_STRIDE + step)
-        losses.append(train_step(model, optimizer, train_data, indices, runtime))
+        losses.append(train_step(model, optimizer, train_data, indices, recipe.dtype))
 
         num_done = step + 1
         if num_done % recipe.eval_every == 0 or num_done == num_steps:
             row = dict(step=num_done, loss=torch.stack(losses).mean().item())
             losses = []
             if "select" in data:
-                scores, _ = evaluate(model, data["select"], runtime)
+                scores, _ = evaluate(model, data["select"])
                 best.update(scores[train_data.task.metrics[0]], scores["eval_loss"], model)
                 row |= scores
             log.append(row)
-            print_progress(title, row, num_steps)
+            print_progress(recipe.title, row, num_steps)
     return best, log
 
 
@@ -219,10 +219,10 @@ class Best:
             self.weights = copy.deepcopy(model.state_dict())
 
 
-def train_step(model, optimizer, train_data, indices, runtime):
+def train_step(model, optimizer, train_data, indices, dtype):
     """Forward, backward, clip, update, on the examples with these indices; return their loss."""
     model.train()
-    logits = compute_logits(model, train_data, indices, runtime)
+    logits = compute_logits(model, train_data, indices, dtype)
     loss = train_data.loss(logits, indices)
     optimizer.zero_grad()
     loss.backward()
@@ -267,13 +267,13 @@ def print_progress(title, row, num_steps):
 
 
 @torch.no_grad()
-def evaluate(model, examples, runtime):
+def evaluate(model, examples):
     """Return the scores of a model on one split of data, dict, and its predictions."""
-    runtime = runtime._replace(dtype="float32")  # as infer.py; in bfloat16 many logits tie
     model.eval()
     batches = []
     for indices in length_batches(examples.ids, max(1, EVAL_POSITIONS // examples.length)):
-        batches.append((indices, compute_logits(model, examples, indices, runtime)))
+        # float32, as in infer.py: in bfloat16 many logits tie
+        batches.append((indices, compute_logits(model, examples, indices, "float32")))
     # after the loop, since each check waits for a GPU
     if not all(logits.isfinite().all() for _, logits in batches):
         raise InputError("--lr, --ckpt: expected finite outputs of the model, got NaN or infinity. "
@@ -281,12 +281,13 @@ def evaluate(model, examples, runtime):
     return examples.evaluate(batches)
 
 
-def compute_logits(model, examples, indices, runtime):
+def compute_logits(model, examples, indices, dtype):
     """Return the float32 logits of the examples with these indices in one split of data."""
+    device = next(model.parameters()).device
     ids, key_mask = pad_batch([examples.ids[i] for i in indices])  # (B, L), (B, L)
-    ids = send(ids, runtime.device)
-    key_mask = send(key_mask, runtime.device)  # None where nothing is padded
-    with autocast(runtime.device, runtime.dtype):
+    ids = send(ids, device)
+    key_mask = send(key_mask, device)  # None where nothing is padded
+    with autocast(device, dtype):
         logits = model(ids, key_mask)
     return logits.float()
 
@@ -306,15 +307,12 @@ class BagOfWords(nn.EmbeddingBag):
         return super().forward(ids)
 
 
-def run_control(num_ids, data, model_recipe, runtime, title):
+def run_control(num_ids, data, model_recipe, device):
     """Train and score a bag of words on the data of a model; return its Outcome."""
-    device = runtime.device
     if device.type == "mps":  # PyTorch 2.8 and 2.9 have no embedding bag there
         device = torch.device("cpu")
     bag = BagOfWords(num_ids, data["train"].num_outputs).to(device)
-    recipe = choose_control_recipe(model_recipe, data)
-    return train_and_score(bag, data, recipe, runtime._replace(device=device),
-                           f"{title}, bag of words")
+    return train_and_score(bag, data, choose_control_recipe(model_recipe, data))
 
 
 def choose_control_recipe(recipe, data):
@@ -323,11 +321,12 @@ def choose_control_recipe(recipe, data):
     Example: 357 rows in batches of 16 are 23 steps per epoch. A model trains 3 epochs, 69 steps,
     and the bag of words 14 epochs, 322 steps.
     """
+    recipe = recipe._replace(title=f"{recipe.title}, bag of words", lr=BAG_LR)
     epochs = math.ceil(BAG_STEPS * recipe.batch / len(data["train"].ids))
     if epochs <= recipe.epochs:
-        return recipe._replace(lr=BAG_LR)
+        return recipe
     # with eval_every of the model, the lines of its evaluations would be many
-    return recipe._replace(lr=BAG_LR, epochs=epochs, eval_every=BAG_STEPS // 10)
+    return recipe._replace(epochs=epochs, eval_every=BAG_STEPS // 10)
 
 
 # --------------------------------------------------------------------------------------------------

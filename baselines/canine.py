@@ -352,8 +352,8 @@ def finetune_canine(args):
         with reading(args.weights):  # raises where sizes differ
             model.load_state_dict(model.state_dict() | weights)  # released weights have no head
         model.to(runtime.device)
-        recipe = choose_recipe(args, data, seed)
-        outcome = train_and_score(model, data, recipe, runtime, f"{args.task}, seed {seed}")
+        recipe = choose_recipe(args, data, seed, runtime.dtype)
+        outcome = train_and_score(model, data, recipe)
         results.append(Result.collect(data, seed, model, outcome))
 
     # results

@@ -85,8 +85,7 @@ def bench_scores(args):
         results = read_json(f"{folder}/results.json")
         [name] = results["tasks"]
         settings = argparse.Namespace(**results["settings"] | dict(cache=args.cache, device="cpu"))
-        # as the run was trained, but on a CPU
-        runtime = resolve_device(settings)
+        dtype = resolve_device(settings).dtype  # as the run was trained, but on a CPU
         model, tokenizer, _ = harness.load_run(folder)
         task, rows_of_splits = read_task(name, settings)
         # the dev rows, misspelled anew for each share with the same seed, are a split each
@@ -100,7 +99,7 @@ def bench_scores(args):
         data = finetune.encode_splits(task, rows_of_splits, tokenizer, model.config.length)
         harness.set_codes(model, tokenizer)
         title = harness.name_run(results["settings"], name)  # model, task
-        yield score_splits(title, runtime, model, data)
+        yield score_splits(title, model, data)
 
         # a bag of words is the same for all models of a task that split the texts alike
         units = "words"
@@ -112,19 +111,19 @@ def bench_scores(args):
             seen.add(title)
             bag = finetune.BagOfWords(len(model.codes), data["train"].num_outputs)
             # finetune.py keeps no weights of its control
-            recipe = finetune.choose_recipe(settings, data, settings.seed)
+            recipe = finetune.choose_recipe(settings, data, settings.seed, dtype)
             recipe = finetune.choose_control_recipe(recipe, data)
-            best, _ = finetune.train(bag, data, recipe, runtime, f"{name}, bag of words")
+            best, _ = finetune.train(bag, data, recipe)
             if best.weights is not None:
                 bag.load_state_dict(best.weights)
-            yield score_splits(title, runtime, bag, data)
+            yield score_splits(title, bag, data)
 
 
-def score_splits(title, runtime, model, data):
+def score_splits(title, model, data):
     """Return a row of the table: the score of each share of misspelled words."""
     row = dict(name=title)
     for split in map(str, SHARES):
-        scores, _ = finetune.evaluate(model, data[split], runtime)
+        scores, _ = finetune.evaluate(model, data[split])
         row[split] = scores[data["train"].task.metrics[0]]
     # comparable between models of unlike scores
     row["kept"] = 100 * row["40"] / row["0"]

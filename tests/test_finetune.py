@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -221,7 +222,7 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
     sizes = []
     heads = []
 
-    def evaluate(model, data, runtime):
+    def evaluate(model, data):
         if isinstance(model, finetune.BagOfWords):
             return dict(accuracy=0.0, eval_loss=1.0), data.targets.tolist()
         sizes.append(data.num_rows)
@@ -394,19 +395,19 @@ def test_training_is_in_the_dtype_and_scoring_in_float32(tune, own, tmp_path):
 
 def test_control_is_trained_on_the_cpu_beside_an_mps_model(tune, own, tmp_path, monkeypatch):
     """PyTorch 2.8 lacks _embedding_bag on mps: scores would be lost after the training."""
-    device_types = []
+    devices = []
 
-    def train_and_score(model, data, recipe, runtime, title):
-        device_types.append(runtime.device.type)
+    def train_and_score(model, data, recipe):
         scores = dict(accuracy=50.0)
         return Outcome(scores, scores, data["dev"].targets.tolist(), selection=0.0, log=[])
 
     runtime = Runtime(torch.device("mps"), "float32", False)
     monkeypatch.setattr(finetune, "resolve_device", lambda args, local_rank: runtime)
-    monkeypatch.setattr(Model, "to", lambda model, device: model)  # no mps is here
+    # no mps is here
+    monkeypatch.setattr(nn.Module, "to", lambda model, device: devices.append(str(device)) or model)
     monkeypatch.setattr(finetune, "train_and_score", train_and_score)
     tune(tmp_path, *own, "--seeds", 1)
-    assert device_types == ["mps", "cpu"]
+    assert devices == ["mps", "cpu"]
 
 
 def test_weights_that_are_not_finite_are_refused(tune, refuse, own, tmp_path, before_step):
