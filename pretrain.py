@@ -43,7 +43,8 @@ from support.log import Log
 from support.plot import draw_losses
 from support.reports import Baselines, describe_baselines, describe_end, describe_interruption
 from support.reports import describe_next, describe_run
-from support.run import Run, check_same_ranks, check_same_run, list_facts, load_saved
+from support.run import Run, check_same_ranks, check_same_run, list_facts, list_settings
+from support.run import load_saved
 
 LOG_EVERY = 10  # steps
 SEED_STRIDE = 1_000_003  # two runs with different --seed share no seed of a step below the stride
@@ -63,7 +64,7 @@ def pretrain(args, initial, ranks):
 
     # The checkpoint to continue, {} for a new run. Other settings are refused before the slow work
     saved = load_saved(args.out)
-    check_same_run(saved, list_facts(args), args.out)
+    check_same_run(saved, list_settings(args), args.out)
     if args.dtype == "auto" and saved:
         runtime = runtime._replace(dtype=saved["dtype"])
 
@@ -82,9 +83,9 @@ def pretrain(args, initial, ranks):
               model, ranks, runtime)
     run = Run(args.out, facts, data, objective.kinds, runtime.dtype, log, ranks.is_first)
     run.restore(saved, model, optimizer)
+    run.drop_leftovers(saved)
 
-    # What is about to run, its loss so far, and two baselines: a uniform guess, which an untrained
-    # model makes, and label frequencies (from counts of words, sums of labels or both)
+    # What is about to run, its loss so far, and two baselines: a uniform guess, label frequencies
     log.show(describe_run(args, data, model, ranks.world, runtime))
     held_out = corrupt_held_out(data.batches, objective, args.micro, ranks)
     result, sums = evaluate(model, objective, held_out, ranks, runtime)

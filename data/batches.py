@@ -56,7 +56,9 @@ class Batches:
 
         draw_order      (epoch) -> the order of all training examples, int64: starts of windows, or
                         pages
-        read_step       (step, rows) -> some rows of a step's batch, int64 (r, L), 0 as padding
+        read            (examples, rng) -> the token IDs of r of them, int64 (r, L), 0 as padding.
+                        The RowGenerator decides which part of each is read
+        read_purpose    int, the part of that generator's seed
         eval_batch      (rows) -> the Draw of some of the num_eval held-out rows, one for all seeds
 
     Args:
@@ -87,7 +89,9 @@ class Batches:
             step: int, from 0 on.
             rows: int array or slice.
         """
-        ids = self.read_step(step, rows)
+        examples = self.examples(step)[rows]
+        rng = RowGenerator((self.seed, self.read_purpose, step), self.batch_size, rows)
+        ids = self.read(examples, rng)
         rng = RowGenerator((self.seed, NOISE, step), self.batch_size, rows)
         return self.add_noise(ids, rng)
 
@@ -160,6 +164,8 @@ class TextBatches(Batches):
         ValueError: If the text has too few windows for one batch.
     """
 
+    read_purpose = LENGTHS
+
     def __init__(self, ids, word_counts, length, batch_size, seed, short=0.0):
         super().__init__(word_counts, length, batch_size, seed)
         self.ids = ids
@@ -181,10 +187,9 @@ class TextBatches(Batches):
         shift = rng.integers(self.length - 1)
         return rng.permutation(self.starts) + shift
 
-    def read_step(self, step, rows):
-        """Read windows of a step, and cut a share of them. [BERT]"""
-        ids = self.read_windows(self.examples(step)[rows])
-        rng = RowGenerator((self.seed, LENGTHS, step), self.batch_size, rows)
+    def read(self, starts, rng):
+        """Read windows, and cut a share of them. [BERT]"""
+        ids = self.read_windows(starts)
         is_cut = rng.random() < self.short  # (r,)
         sizes = rng.integers(self.min_size, self.length + 1)  # (r,)
         for window, cut, size in zip(ids, is_cut, sizes):  # views: ids changes

@@ -53,6 +53,7 @@ class ItemSetBatches(Batches):
     """
 
     has_padding = True
+    read_purpose = SEGMENTS
 
     def __init__(self, ids, offsets, train_pages, eval_pages, word_counts, length, batch_size,
                  seed):
@@ -92,9 +93,7 @@ class ItemSetBatches(Batches):
         rng = np.random.default_rng([self.seed, ORDER, epoch])
         return rng.permutation(self.train_pages)
 
-    def read_step(self, step, rows):
-        pages = self.examples(step)[rows]
-        rng = RowGenerator((self.seed, SEGMENTS, step), self.batch_size, rows)
+    def read(self, pages, rng):
         return self.read_segments(pages, rng.random())
 
     def read_segments(self, pages, fractions):

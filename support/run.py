@@ -3,7 +3,8 @@
     saved = load_saved("out/proj-lsh")                 the checkpoint to continue, or {}
     check_same_run(saved, facts, "out/proj-lsh")       raises if it is of another run
     run = Run("out/proj-lsh", facts, data, kinds, "float32", log, is_writer=True)
-    run.restore(saved, model, optimizer)               where the checkpoint ends
+    run.restore(saved, model, optimizer)               to where the checkpoint ends
+    run.drop_leftovers(saved)                          what --out has of later steps
     run.save("best.pt", model)
 
 Out of scope: the file of a checkpoint (common.py), log.jsonl (log.py), texts (reports.py).
@@ -27,19 +28,22 @@ def load_saved(folder):
     return load_checkpoint(folder)
 
 
-def list_facts(args, data=None):
-    """Return what two processes must agree on to be one run, dict.
+def list_settings(args):
+    """Return those settings of a Namespace that are the same in each part of a run, dict."""
+    return {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
+
+
+def list_facts(args, data):
+    """Return what two processes must agree on to be one run, dict: settings, words and hashes.
 
     Args:
         args: Namespace, all settings.
-        data: data.loading.Data, for facts about words and hashes; None: settings alone.
+        data: data.loading.Data.
     """
-    facts = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
-    if data is not None:
-        facts |= dict(corpus=data.corpus.meta["digest"])
-        bloom_map = data.tokenizer.coder.bloom_map
-        if bloom_map is not None:
-            facts |= dict(alpha=bloom_map.alpha, bloom=bloom_map.checksum())
+    facts = list_settings(args) | dict(corpus=data.corpus.meta["digest"])
+    bloom_map = data.tokenizer.coder.bloom_map
+    if bloom_map is not None:
+        facts |= dict(alpha=bloom_map.alpha, bloom=bloom_map.checksum())
     return facts
 
 
@@ -48,7 +52,7 @@ def check_same_run(saved, facts, folder):
 
     Args:
         saved: dict, as load_saved returns it.
-        facts: dict, as list_facts returns it, of this process.
+        facts: dict, as list_settings or list_facts returns it, of this process.
         folder: str, --out.
     """
     if not saved:
@@ -108,19 +112,21 @@ class Run:
         self.best = math.inf
 
     def restore(self, saved, model, optimizer):
-        """Go on where a checkpoint ends, and drop what --out has of later steps.
-
-        saved: as load_saved returns it; for {} the log and best.pt of an earlier run are dropped.
-        """
+        """Go on where a checkpoint ends. saved: as load_saved returns it; {} changes nothing."""
         if saved:
             self.step = saved["step"]
             self.best = saved["best"]
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
+
+    def drop_leftovers(self, saved):
+        """Drop what --out has of steps that are not in the checkpoint: they are taken again.
+
+        For {} these are the log and best.pt of a run that ended before its first ckpt.pt.
+        """
         if self.is_writer:
-            if self.step == 0:  # best.pt is of a run that ended before its first ckpt.pt
+            if not saved:
                 Path(self.folder, "best.pt").unlink(missing_ok=True)
-            # the rows after the checkpoint are of steps that are taken again
             self.log.cut(saved.get("log_size", 0))
 
     def save(self, name, model, optimizer=None):
