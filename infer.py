@@ -111,10 +111,6 @@ class Readout:
         self.kinds = kinds
         self.task = task
 
-    def set_prior(self, weight, counts):
-        """Add a prior to the scores of items; counts (N,) as in a checkpoint, or None."""
-        raise InputError("prior: expected a model of item sets with Bloom digests.")
-
     def check(self, example):
         """Raise a ValueError if the head cannot read an Example."""
 
@@ -260,13 +256,7 @@ class ItemSearch(MaskReadout):
     def __init__(self, model, tokenizer, items, kinds, task):
         super().__init__(model, tokenizer, items, kinds, task)
         self.item_map = map_items(tokenizer, items, model.config.buckets)
-        self.prior = None  # float (N,)
-
-    def set_prior(self, weight, counts):
-        if counts is None:  # of texts, or trained before pretrain.py kept them
-            raise InputError("prior: expected a checkpoint of item sets with the counts of its "
-                             "items, got none. Train it again.")
-        self.prior = weight * popularity_prior(counts, self.item_map)
+        self.prior = None  # float (N,), what is added to the score of each item
 
     def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
         # (M, m, R): m hashes of an item
@@ -425,7 +415,11 @@ class Predictor:
         readout_class = READOUTS[self.model.head.method]
         self.readout = readout_class(self.model, self.tokenizer, items, self.kinds, self.task)
         if prior != 0.0:
-            self.readout.set_prior(prior, checkpoint.get("item_counts"))
+            if "item_counts" not in checkpoint:  # of texts, or older than these counts
+                raise InputError("prior: expected a model of item sets with Bloom digests, whose "
+                                 "checkpoint counts its items. Older ones do not: train again.")
+            counts = checkpoint["item_counts"]
+            self.readout.prior = prior * popularity_prior(counts, self.readout.item_map)
 
     # What the head says
 

@@ -402,11 +402,7 @@ class MaskedHashes(MaskedWords):
 
     @classmethod
     def from_run(cls, config, args, data, device):
-        targets = send(data.targets, device)
-        bloom_map = data.tokenizer.coder.bloom_map
-        if bloom_map is not None:  # that of items, or of phrases
-            return MaskedDigests(config, args.mask, targets, bloom_map)
-        return cls(config, args.mask, targets)
+        return cls(config, args.mask, send(data.targets, device))
 
     def cross_entropy(self, logits, batch):
         """Return the loss of logits (M, k, C): that of a word is the mean over its k hashes."""
@@ -445,6 +441,11 @@ class MaskedDigests(MaskedHashes):
     """
 
     bloom_map: BloomMap
+
+    @classmethod
+    def from_run(cls, config, args, data, device):
+        bloom_map = data.tokenizer.coder.bloom_map
+        return cls(config, args.mask, send(data.targets, device), bloom_map)
 
     def find_classes(self, labels):
         """Return the class of each hash in its softmax: token IDs (M,) to (M, k).
@@ -488,7 +489,7 @@ OBJECTIVES = {
     "sr": ShuffleRandom,
     "mlm": MaskedWords,
     "sampled": SampledWords,
-    "hash-mlm": MaskedHashes,  # its from_run may return MaskedDigests
+    "hash-mlm": MaskedHashes,  # or MaskedDigests, of items and phrases
 }
 
 
@@ -501,4 +502,7 @@ def build_objective(config, args, data, device):
         data: data.loading.Data.
         device: torch.device, of the model.
     """
-    return OBJECTIVES[args.objective].from_run(config, args, data, device)
+    objective_class = OBJECTIVES[args.objective]
+    if objective_class is MaskedHashes and data.tokenizer.coder.bloom_map is not None:
+        objective_class = MaskedDigests
+    return objective_class.from_run(config, args, data, device)
