@@ -57,13 +57,14 @@ COLUMNS = """
     script           | script  | s
 """
 FRONT = """
-    paper                | of_paper    | s
-    claim                | front       | s
-    measured             | unit        | s
-    claimed better       | own_bar     | s
-    rival or claim       | control_bar | s
-    lead, 95 % interval  | percent     | s
-    holds here?          | link        | s
+    paper               | of_paper     | s
+    claim               | front        | s
+    measured            | unit         | s
+    claimed better      | own_bar      | s
+    rival               | control_bar  | s
+    lead, 95 % interval | own_lead     | s
+    the paper's lead    | claimed_lead | s
+    holds here?         | link         | s
 """
 
 
@@ -122,16 +123,28 @@ def list_cells(claim):
     if note:
         row["verdict"] += f". {note}"
     if "front" in claim:
-        own, other = claim["bars"]
-        percent = "one run"
-        if difference.limit > 0:
-            lead, low, high = find_lead(claim)
-            percent = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
-        row |= dict(front=claim["front"], unit=claim["unit"], percent=percent,
-                    own_bar=f"{own}: {here['mean']:.4g}",
-                    control_bar=f"{other}: {control['mean']:.4g}",
-                    link=f"[{write_verdict(claim)}]({script})")
+        row |= list_front_cells(claim, here, control)
+        row["link"] = f"[{write_verdict(claim)}]({script})"
     return row
+
+
+def list_front_cells(claim, here, control):
+    """Return the cells of README's table, dict: the two sides, their lead and the paper's."""
+    own, other = claim["bars"]
+    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="none printed")
+    if claim.get("rule") == "at least":  # a speed: a ratio, and what it should be
+        lead = f"{here['mean']:#.3g} times, one run"
+        cells |= dict(own_bar=own, control_bar=other, own_lead=lead)
+        if control["mean"] > 1:
+            cells["claimed_lead"] = f"{control['mean']:g} times"
+        return cells
+    for bar, name, value in (("own_bar", own, here), ("control_bar", other, control)):
+        cells[bar] = f"{name}: {value['mean']:#.3g} ({value['seeds']} runs)"
+    lead, low, high = find_lead(claim)
+    cells["own_lead"] = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
+    if "effect" in claim:
+        cells["claimed_lead"] = f"{find_claimed_lead(claim):+.0f} %"
+    return cells
 
 
 def find_lead(claim):
@@ -176,15 +189,9 @@ def read_paper(claim):
 
 
 def write_verdict(claim):
-    """Return the verdict on a claim in the words of README and its picture."""
-    here, control = read_sides(claim)
-    kind, verdict = judge(claim, here, control)
-    if "effect" not in claim:
-        return verdict
-    if kind in ("excluded", "not decided"):
-        verdict = "no lead shown"
-    size = "excluded at this size" if excludes_paper(claim, here, control) else "not excluded"
-    return f"{verdict}; the paper's +{find_claimed_lead(claim):.0f} % is {size}"
+    """Return the verdict on the direction of a claim, in the words of README and its picture."""
+    kind, verdict = judge(claim, *read_sides(claim))
+    return "not decided" if kind == "excluded" else verdict
 
 
 # The rule

@@ -250,7 +250,7 @@ def draw_effects():
     with new_figure("effects", (9.5, 0.8 + 0.52 * len(rows))) as [axis]:
         for y, (paper, claim) in enumerate(rows):
             lead, low, high = claims.find_lead(claim)
-            verdict, _, _ = claims.write_verdict(claim).partition(";")  # a diamond says the rest
+            verdict = claims.write_verdict(claim)
             color = "0.4"
             if verdict.startswith("holds"):
                 color = "tab:blue"
@@ -263,7 +263,7 @@ def draw_effects():
             if "effect" in claim:  # the paper has a number of the same measure
                 axis.plot(claims.find_claimed_lead(claim), y, "D", color="black", fillstyle="none")
             own, other = claim["bars"]
-            measured = claim["unit"].removesuffix(", %").removesuffix(" (lower is better)")
+            measured = re.match(r".*?(?= in %| \(|,)", claim["unit"]).group()  # without settings
             if "(our" in claim["front"]:
                 measured += " (our check)"
             names.append(textwrap.fill(f"{paper}: {own} over {other}, {measured}", 56))
