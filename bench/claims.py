@@ -131,9 +131,9 @@ def list_cells(claim):
 def list_front_cells(claim, here, control):
     """Return the cells of README's table, dict: the two sides, their lead and the paper's."""
     own, other = claim["bars"]
-    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="none printed")
+    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="none")
     if claim.get("rule") == "at least":  # a speed: a ratio, and what it should be
-        lead = f"{here['mean']:#.3g} times, one run"
+        lead = f"{here['mean']:#.3g} times"
         cells |= dict(own_bar=own, control_bar=other, own_lead=lead)
         if control["mean"] > 1:
             cells["claimed_lead"] = f"{control['mean']:g} times"
@@ -190,8 +190,13 @@ def read_paper(claim):
 
 def write_verdict(claim):
     """Return the verdict on the direction of a claim, in the words of README and its picture."""
-    kind, verdict = judge(claim, *read_sides(claim))
-    return "not decided" if kind == "excluded" else verdict
+    here, control = read_sides(claim)
+    kind, verdict = judge(claim, here, control)
+    if kind == "excluded":
+        return "not decided"
+    if kind == "holds" and "effect" in claim and excludes_paper(claim, here, control):
+        return "holds, by less than the paper's"
+    return verdict
 
 
 # The rule
