@@ -14,7 +14,8 @@ def add_run_flags(add, tasks):
     """Add the flags of a task and its training by `add`, the add_argument of a parser."""
     positive = at_least(1)
     add("--task", choices=tasks, default="own",
-        help="own: your files; pydoc: a docstring's module; glue: eight (default: own)")
+        help="own: your files; squad, squad_v2: answers in a text; pydoc: the module of a "
+        "docstring; glue: eight tasks (default: own)")
     add("--data_dir", help="folder of original files, as SST-2/train.tsv (default: the hub)")
     add("--train", help="table of training rows: a file, or a hub ID owner/name:CONFIG:SPLIT")
     add("--dev", help="table of rows to score (default: a tenth of --train, not trained on)")

@@ -20,6 +20,7 @@ import torch
 from bench import harness
 from bloom import BloomMap
 from model import Config, Model
+from objectives import OBJECTIVES
 from support.common import load_checkpoint
 from tokenizer import FIRST_WORD_ID, SEP, make_tokenizer
 
@@ -46,6 +47,12 @@ def make_words(count, seed=0, letters="etaoinshrdlu"):
         size = rng.randint(2, 12)
         words.append("".join(rng.choices(letters, k=size)))
     return list(dict.fromkeys(words))[:count]
+
+
+def choose_emb(objective):
+    """Return an embedding that trains an objective, by what its head predicts."""
+    emb_of_head = {"mlm": "lookup", "hash-mlm": "median"}
+    return emb_of_head.get(OBJECTIVES[objective].head, "proj")
 
 
 def write_table(path, rows):

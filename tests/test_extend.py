@@ -271,15 +271,20 @@ def test_table_of_coders_has_each_format_and_its_embeddings():
     assert table == expected
 
 
-def test_table_of_embeddings_and_help_name_each_method():
+def test_table_of_embeddings_and_help_name_each_member():
     table = embeddings.__doc__.split("to vectors e")[1]
     listed = []
     for names in re.findall(r"^    ([a-z, ]+?)   ", table, re.M):
         listed += names.split(", ")
     assert sorted(listed) == sorted(EMBEDDINGS)
-    text = re.sub(r"{.*?}", "", flags.build_parser().format_help(), flags=re.S)  # without choices
-    for name in [*EMBEDDINGS, *[f"{hash}:" for hash in HASHES]]:
-        assert re.search(rf"\b{name}(?!\w)", text), name
+    actions = flags.build_parser()._actions + finetune.build_parser()._actions
+    help_of = {action.dest: action.help for action in actions}
+    # embeddings are listed in the text of a group
+    help_of["emb"] = re.sub(r"{.*?}", "", flags.build_parser().format_help(), flags=re.S)
+    tasks = [name for name, task in TASKS.items() if not task.is_glue]
+    for flag, names in dict(emb=EMBEDDINGS, hash=HASHES, objective=OBJECTIVES, task=tasks).items():
+        for name in names:
+            assert re.search(rf"\b{name}\b(?!-)", help_of[flag]), name
 
 
 def read_folder(task, args, split):

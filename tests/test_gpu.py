@@ -19,10 +19,9 @@ from model import Config
 from objectives import OBJECTIVES
 from support.log import measure_gpu
 from tests.pretend_gpu import pretend_gpu
-from tests.helpers import SMALL
+from tests.helpers import SMALL, choose_emb
 
 SETS = "--preset superbloom-small --heads 2 --length 7 --alpha 5"
-EMB_OF = {"sr": "proj", "mlm": "lookup", "sampled": "lookup", "hash-mlm": "median"}
 TEXT_OF = {"proj": "a text", "lookup": "a [MASK] text", "median": "a [MASK] text"}
 PROJ = "--emb proj --hash lsh"
 LSH = f"{PROJ} --attn lsh --lsh_bands 2"
@@ -95,7 +94,7 @@ def infer_on_gpu(folder, *texts):
 
 @pytest.mark.parametrize("flags, text, max_waits", [
     # every tenth step reads loss and norm, no other waits
-    *[(f"--objective {name} --emb {EMB_OF[name]}", TEXT_OF[EMB_OF[name]], 1)
+    *[(f"--objective {name} --emb {choose_emb(name)}", TEXT_OF[choose_emb(name)], 1)
       for name in OBJECTIVES],
     (SETS, "Miles Davis\t[MASK]", 1),  # predicts hashes of items
     (f"{LSH} --lsh_fill mask --lsh_pairs upper --lsh_redraw", "a text", 3),  # sends hyperplanes

@@ -15,7 +15,7 @@ from metrics import rank_words
 from objectives import IGNORE_INDEX as IGNORE
 from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
 from objectives import ShuffleRandom, build_objective, make_batch
-from tests.helpers import bloom_model, tiny_model
+from tests.helpers import bloom_model, choose_emb, tiny_model
 from tokenizer import MASK, PAD, SEP
 from tokenizer import FIRST_WORD_ID as F0
 
@@ -340,13 +340,7 @@ def test_expected_loss_is_that_of_what_is_masked(objective, shape, bits):
 
 def build(name, num_samples):
     """Return a tiny model without dropout, its objective, and a Batch (2, 9)."""
-    embeddings = {
-        "sr": "proj",
-        "mlm": "lookup",
-        "hash-mlm": "median",
-    }
-    head = OBJECTIVES[name].head
-    model = tiny_model(emb=embeddings[head], head=head, dropout=0.0)
+    model = tiny_model(emb=choose_emb(name), head=OBJECTIVES[name].head, dropout=0.0)
     args = Namespace(objective=name, mask=0.15, noise=0.10, samples=num_samples)
     tokenizer = Namespace(coder=Namespace(bloom_map=None))
     data = Namespace(targets=torch.randint(0, 7, (30, 5)), tokenizer=tokenizer)

@@ -3,11 +3,16 @@
 import importlib
 import re
 import runpy
+from dataclasses import fields
+from inspect import signature
 
 import pytest
 
 import finetune
 import infer
+from data.coders import CODERS
+from embeddings import EMBEDDINGS
+from model import Config
 from support.flags import build_parser
 from tests.helpers import ROOT, run_main, run_script
 
@@ -62,6 +67,21 @@ def test_flag_of_a_script_is_read(build_parser):
     text = "".join(path.read_text() for path in SOURCES)
     for action in build_parser()._actions[1:]:  # without --help
         assert re.search(rf"\b(args|config|c|self)\.{action.dest}\b", text), action.dest
+
+
+def test_field_of_config_has_a_flag_and_is_read():
+    """Else nobody can choose it, or it has no effect. The checks of config.py do not count."""
+    follow = {  # from a preset, the data, the task or another flag
+        "grams", "act", "order", "spare_positions", "types", "special_tokens", "sep_id", "head",
+        "labels", "pool"}
+    names = {field.name for field in fields(Config)}
+    assert names - {action.dest for action in build_parser()._actions} == follow
+    sources = [path for path in SOURCES if path.name not in ("config.py", "flags.py", "canine.py")]
+    text = "".join(path.read_text() for path in sources)
+    used = set(re.findall(r"\b(?:c|config)\.(\w+)", text))
+    for embedding in EMBEDDINGS.values():
+        used |= {*signature(embedding).parameters, *CODERS[embedding.code_format].list_fields()}
+    assert names <= used
 
 
 def test_importing_does_nothing():

@@ -40,6 +40,12 @@ def test_script_of_runs_has_commands_that_parse_and_a_row_in_its_table(path):
     assert f"| [{path.name}]({path.name}) |" in PAGES["runs/README.md"]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_that_a_page_names_exist(page):
+    for name in re.findall(r"\bruns/[\w-]+\.sh", PAGES[page]):
+        assert (ROOT / name).exists(), name
+
+
 def test_python_blocks_with_the_files_they_name_run(tmp_path, sr_run):
     """In one process, from a folder each; a block with a trained model finds the project, too."""
     folders = []
