@@ -33,7 +33,6 @@ import torch
 from bloom import beam_search, hash_logp
 from coherent import popularity_prior
 from data.rows import add_reader_flags, reader_options
-from data.splitters import import_tokenizers
 from data.squad import V2, find_answers, sliding_windows
 from model import load_model
 from objectives import ShuffleRandom
@@ -173,7 +172,7 @@ class WordJudge(Readout):
         print(marked + text[last:end])  # what follows was not read
         ranking = probabilities[:, 0].argsort(stable=True)
         for i in ranking[:k].tolist():
-            line = f"  {clean_word(self.tokenizer, words[i]):>16}"
+            line = f"  {self.tokenizer.splitter.show(words[i]):>16}"
             for label, kind in self.kinds.items():
                 line += f"   {kind} {probabilities[i, label]:5.1%}"
             print(line)
@@ -515,22 +514,13 @@ class Predictor:
 
 def print_words(tokenizer, pairs):
     """Print pairs (word of the tokenizer, number)."""
-    print_pairs([(clean_word(tokenizer, word), value) for word, value in pairs])
+    print_pairs([(tokenizer.splitter.show(word), value) for word, value in pairs])
 
 
 def print_pairs(pairs):
     """Print pairs (name, number), the names aligned at their right ends."""
     for name, value in pairs:
         print(f"  {name:>16}   {value:.3f}")
-
-
-def clean_word(tokenizer, word):
-    """Return a word of the tokenizer as people write it, on one line."""
-    splitter = tokenizer.splitter
-    if splitter.json is not None and word not in getattr(splitter, "phrases", ()):
-        decoder = import_tokenizers().decoders.ByteLevel()
-        word = decoder.decode([word])  # BPE writes the bytes of " café" as "ĠcafÃ©"
-    return word.replace("\n", "\\n")
 
 
 # The command

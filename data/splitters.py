@@ -49,6 +49,10 @@ class Splitter:
         """Return the words of each text, list[list[str]]: without spans some are faster."""
         return [self.split(text)[0] for text in texts]
 
+    def show(self, word):
+        """Return a word as people write it, on one line."""
+        return word.replace("\n", "\\n")
+
     def state(self):
         """Return a dict of plain types: load_splitter(state) is the same splitter."""
         return dict(split=self.name, subwords=self.json)
@@ -245,6 +249,10 @@ class BPE(Splitter):
             texts_pieces.append([self.units[i] for i in encoding.ids])
         return texts_pieces
 
+    def show(self, word):
+        # it writes the bytes of " café" as "ĠcafÃ©"
+        return super().show(import_tokenizers().decoders.ByteLevel().decode([word]))
+
 
 def make_encodable(text):
     """Return text with each character that the BPE library cannot read replaced by another."""
@@ -349,6 +357,11 @@ class Phrases(Splitter):
                 for a, b in inside:
                     token_spans.append((first + a, first + b))
         return tokens, token_spans
+
+    def show(self, word):
+        if word in self.phrases:
+            return super().show(word)
+        return self.bpe.show(word)
 
 
 # Splitters by name

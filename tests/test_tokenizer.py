@@ -124,6 +124,12 @@ def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
     assert covered[-2:] == ["z", "j"]
 
 
+def test_show_decodes_pieces_and_no_phrases():
+    phrases = FewPieces.train(["café"] * 9, 258)
+    assert phrases.show("café") == "café"
+    assert phrases.show("ĠÃ©") == " é"
+
+
 def test_pieces_are_of_a_word_as_it_is_written(bpe, phrases):
     """Hashing drops the word joiner, and cuts at U+200B; BPE has pieces for both."""
     for mark in ("\u2060", "\u200b"):
