@@ -397,7 +397,7 @@ class Predictor:
         self.task = checkpoint.get("task", {})
         self.columns = self.task.get("texts", ["text"])
         self.kinds = checkpoint.get("kinds")
-        if self.kinds is None:  # an older checkpoint
+        if self.kinds is None:  # the objective has none, or the checkpoint is older
             self.kinds = ShuffleRandom.kinds
         if words is None:
             words = checkpoint["words"]

@@ -17,6 +17,7 @@ Deviations:
     2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
     3. The loss of an item is the mean over its k tokens.
     4. The other items of a set are excluded as predictions. The lists of [SB] include them.
+    5. At least one item of a set is masked. [SB §3.1] masks 15 %, which may be none.
 Notation:
     ids and labels are token IDs. The number of a word, or item, is its ID minus FIRST_WORD_ID
     B batch   L positions   M scored positions   V token IDs   W words, or items of a set
@@ -244,7 +245,8 @@ class MaskedWords(Objective):
     def corrupt(self, ids, noise, random_words):
         """Choose words to predict: 80 % become [MASK], 10 % a random word, 10 % stay. [BERT §3.1]
 
-        Words that stay keep the model from trusting what it sees.
+        Words that stay keep the model from trusting what it sees. Of a set at least one item is
+        chosen: else 0.85^5 = 44 % of the sets of five would have nothing to predict (deviation 5).
 
         Returns:
             inputs and labels int64 (B, L): the token ID of a chosen word.
@@ -252,6 +254,9 @@ class MaskedWords(Objective):
         choose, mask, replace = noise  # (B, L) each
         is_word = ids >= FIRST_WORD_ID
         is_chosen = is_word & (choose < self.mask_rate)
+        if not self.config.order:  # the first item of each set that a larger rate would choose
+            first = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
+            is_chosen = is_chosen.scatter(1, first, True)
         is_masked = is_chosen & (mask < 0.8)
         is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
 

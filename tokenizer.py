@@ -12,7 +12,7 @@ Demo: python tokenizer.py
 import numpy as np
 
 from data.coders import CODERS, BitCoder, SketchCoder
-from data.splitters import SPLITS, Words, load_splitter
+from data.splitters import Words, load_splitter
 from hashing import MD5, check_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
@@ -37,16 +37,16 @@ class HashTokenizer:
     Args:
         coder: instance of a class of data.coders.CODERS, which hashes words.
         splitter: instance of a class of data.splitters.SPLITS, which finds the words of a text.
-        targets: SketchCoder, whose codes the objective hash-mlm predicts where those of coder
+        target_coder: SketchCoder, whose codes the objective hash-mlm predicts where those of coder
             cannot be predicted (coder.is_predicted).
     """
 
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
 
-    def __init__(self, coder, splitter, targets):
+    def __init__(self, coder, splitter, target_coder):
         self.coder = coder
         self.splitter = splitter
-        self.targets = targets
+        self.target_coder = target_coder
         self.words = []  # their IDs are FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}
         # (IDs, C): row i is of ID i. codes() appends the words that are missing
@@ -102,7 +102,7 @@ class HashTokenizer:
         A field that two parts have has one value. A word list that grows is not in it: load begins
         with an empty one.
         """
-        return self.splitter.state() | self.targets.state() | self.coder.state()
+        return self.splitter.state() | self.target_coder.state() | self.coder.state()
 
     @staticmethod
     def load(state, config):
@@ -113,31 +113,28 @@ class HashTokenizer:
         """
         splitter = load_splitter(state)
         coder = CODERS[config.code_format].load(state, config)
-        targets = SketchCoder.load(state, config)
-        return HashTokenizer(coder, splitter, targets)
+        target_coder = SketchCoder.load(state, config)
+        return HashTokenizer(coder, splitter, target_coder)
 
 
-def make_tokenizer(config, split="regex", subwords=None, hash_seed=0, key=None, hash=None,
-                   vocabulary=None, bloom_map=None):
+def make_tokenizer(config, splitter=None, hash_seed=0, key=None, hash=None, vocabulary=None,
+                   bloom_map=None):
     """Return the tokenizer of a model.
 
     Args:
         config: model.Config: the code format of its embedding, and the sizes of the codes.
-        split: str, a key of data.splitters.SPLITS.
-        subwords: BPE or Phrases, which has learned from a corpus, if split is the name of theirs.
+        splitter: as for HashTokenizer; None: Words.
         hash_seed, key: int, and str or None, as in hashing.sketch_index.
         hash, vocabulary, bloom_map: parts of a data.coders.Coder. Those that the code format does
             not have are ignored.
     """
-    splitter = subwords
-    if subwords is None:
-        splitter = SPLITS[split]()
-    assert splitter.name == split, f"subwords: not of {split}"
+    if splitter is None:
+        splitter = Words()
     settings = vars(config) | dict(
         hash_seed=hash_seed, key=key, hash=hash, vocabulary=vocabulary, bloom_map=bloom_map)
     coder = CODERS[config.code_format].from_settings(settings)  # takes those that are its fields
-    targets = SketchCoder.from_settings(settings)
-    return HashTokenizer(coder, splitter, targets)
+    target_coder = SketchCoder.from_settings(settings)
+    return HashTokenizer(coder, splitter, target_coder)
 
 
 # IDs to the input of a model
@@ -174,7 +171,7 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
 
 def main():
     """Show the words of a text, with their spans, token IDs and 32 bits of MD5."""
-    tokenizer = HashTokenizer(BitCoder(hash=MD5(), bits=32), Words(), targets=None)
+    tokenizer = HashTokenizer(BitCoder(hash=MD5(), bits=32), Words(), target_coder=None)
     words, spans = tokenizer.split("Play, plays; played!")
     ids = tokenizer.ids(words)
     codes = tokenizer.codes()[ids]  # (V, 4), eight bits in each byte

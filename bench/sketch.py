@@ -205,7 +205,7 @@ def list_candidates(words, tokenizer, is_hashed):
     digests: integer (W, k) or (W, n), their hash buckets or their pieces.
     """
     if is_hashed:
-        return {1: (words, torch.from_numpy(tokenizer.targets.codes(words)))}
+        return {1: (words, torch.from_numpy(tokenizer.target_coder.codes(words)))}
     candidates = collections.defaultdict(lambda: ([], []))
     for word in words:
         pieces, _ = tokenizer.split(word)

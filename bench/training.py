@@ -52,7 +52,7 @@ def objective_step(model, name, ids, dtype, compute_loss=None):
     """
     device = next(model.parameters()).device
     rates = Namespace(objective=name, noise=0.10, mask=0.15)
-    objective = build_objective(None, rates, None, device)
+    objective = build_objective(Config(), rates, None, device)
     # the same noise for each model: what varies is the time alone
     noise = torch.rand(3, *ids.shape, generator=torch.Generator().manual_seed(0))
     batch = objective.corrupt_batch(Draw(ids, None, noise, ids.flip(0))).to(device)
@@ -196,7 +196,7 @@ def bench_inference(args):
     # untrained weights take as long as trained ones
     hashed = Config.choose(shape)
     lookup = Config.choose(shape | dict(emb="lookup", rows=FIRST_WORD_ID + len(corpus.words)))
-    pieces = make_tokenizer(lookup, "bpe", subwords=corpus.subwords, vocabulary=corpus.words)
+    pieces = make_tokenizer(lookup, corpus.splitter, vocabulary=corpus.words)
     readers = dict(
         pieces=(Model(lookup).eval(), pieces),
         words=(Model(hashed).eval(), make_tokenizer(hashed, hash=MD5())),

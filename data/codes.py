@@ -13,7 +13,7 @@ Notation:
     Corpus, tokenizer, codes -> build_targets -> objective hash-mlm
 
 The folder of the corpus keeps what takes long: fitted hashes, coherent maps and tables of codes.
-The name of a file has a fingerprint of everything that its content depends on, the code in SOURCES
+The name of a file has a fingerprint of everything that its content depends on, the code in CODE
 too: an edit of it takes effect in the next run.
 """
 
@@ -33,7 +33,7 @@ from support.common import InputError, blame, build_once, fingerprint, reading, 
 from tokenizer import FIRST_WORD_ID, MAX_UNKNOWN, UNK, HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = [ROOT / name for name in (  # they decide on codes and maps
+CODE = [ROOT / name for name in (  # they decide on codes and maps
     "bloom.py", "coherent.py", "data/coders.py", "hashing.py", "data/items.py", "tokenizer.py",
     "data/codes.py")]
 MAX_HASHED = 20_000  # words that a process hashes at a time
@@ -61,12 +61,12 @@ def build_tokenizer(args, config, corpus):
         parts["hash"] = fit_hash(args, corpus)
     if "vocabulary" in fields:
         parts["vocabulary"] = corpus.words
-        if corpus.subwords is None:  # the most frequent words; pieces are --vocab already
+        if corpus.splitter.json is None:  # the most frequent words; pieces are --vocab already
             parts["vocabulary"] = corpus.words[:args.vocab]
     if "bloom_map" in fields:
         num_items = len(parts["vocabulary"])
         parts["bloom_map"] = build_bloom_map(args, config.hashes, num_items, corpus)
-    tokenizer = make_tokenizer(config, args.split, corpus.subwords, **parts)
+    tokenizer = make_tokenizer(config, corpus.splitter, **parts)
     return tokenizer, replace(config, **tokenizer.coder.table_sizes(FIRST_WORD_ID))
 
 
@@ -125,10 +125,9 @@ def load_tokenizer(state, config, corpus):
     """Return the tokenizer of another run's state(); InputError unless its IDs fit the corpus."""
     with blame("--init_from"):
         tokenizer = HashTokenizer.load(state, config)
-    pieces = None if corpus.subwords is None else corpus.subwords.json
     # a hashed tokenizer has no list of words, so any corpus fits; a fixed one must be its beginning
     words = corpus.words[:len(tokenizer.words)]
-    if tokenizer.splitter.json != pieces or tokenizer.words != words:
+    if tokenizer.splitter.json != corpus.splitter.json or tokenizer.words != words:
         raise InputError("--init_from: requires the pieces and words of its own corpus, got those "
                          "of another --data. Use the same --data, or hashed whole words.")
     return tokenizer
@@ -174,7 +173,7 @@ def build_targets(config, tokenizer, corpus, codes):
         return None
     if tokenizer.coder.is_predicted:
         return codes
-    return hash_corpus(tokenizer.targets, corpus)
+    return hash_corpus(tokenizer.target_coder, corpus)
 
 
 def cached(corpus, name, identity, build, *args):
@@ -184,13 +183,13 @@ def cached(corpus, name, identity, build, *args):
         corpus: data.corpus.Corpus.
         name: str, how the name of the file begins.
         identity: value of plain types, all that the result depends on besides the corpus and the
-            code in SOURCES.
+            code in CODE.
         build: function that returns plain types and tensors.
 
     Raises:
         InputError: The file is damaged.
     """
-    code = [path.read_text("utf-8") for path in SOURCES]
+    code = [path.read_text("utf-8") for path in CODE]
     path = os.path.join(corpus.folder, f"{name}-{fingerprint([identity, code])}.pt")
     build_once(path, lambda temporary: torch.save(build(*args), temporary))
     with reading(path):

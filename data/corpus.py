@@ -33,7 +33,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data.sources import find_sources, name_data
-from data.splitters import SPLITS, SUBWORDS
+from data.splitters import SPLITS, SUBWORDS, load_splitter
 from support.common import InputError, blame, build_once, fingerprint, num_cores, reading
 from support.common import start_workers, write_json
 from tokenizer import FIRST_WORD_ID, SEP
@@ -305,13 +305,12 @@ class Corpus:
         ids: uint16 or uint32 memmap (n,), token IDs. SEP ends each document.
         offsets: int64 (documents + 1,), where each document starts.
         words: list[str], by ID - FIRST_WORD_ID; counts: int64, by ID.
-        subwords: BPE, Phrases or None.
+        splitter: data.splitters.Splitter, which has split the texts.
         meta: dict with data, split, documents, words, distinct, dtype, digest.
     """
 
     def __init__(self, folder):
         self.folder = folder
-        self.subwords = None
         path = Path(folder)
         source = f"{folder} (damaged corpus; remove it and it is built again)"
         with reading(source):
@@ -322,10 +321,11 @@ class Corpus:
             self.offsets = np.load(path / "offsets.npy")
             text = (path / "words.txt").read_text("utf-8", "surrogatepass")
         self.words = text.split("\n")[:-1]
-        split = self.meta["split"]
-        if split in SUBWORDS:
-            with blame(source):
-                self.subwords = SUBWORDS[split]((path / "subwords.json").read_text("utf-8"))
+        state = dict(split=self.meta["split"])
+        with blame(source):
+            if state["split"] in SUBWORDS:
+                state["subwords"] = (path / "subwords.json").read_text("utf-8")
+            self.splitter = load_splitter(state)
         num_ids = FIRST_WORD_ID + len(self.words)
         if len(self.ids) != self.offsets[-1] or len(self.counts) != num_ids:
             raise InputError(f"{source}: incomplete")

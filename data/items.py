@@ -2,10 +2,9 @@
 
 Sources:
     [SB] Anderson et al. 2020, Superbloom
-Out of scope: files of item sets (data/sources.py), names of items (ItemNames of tokenizer.py),
+Out of scope: files of item sets (data/sources.py), names of items (data/splitters.py),
     Bloom maps and the search (bloom.py), what neighbors guess (data/neighbors.py). Phrases of a
     text have Bloom digests too, without this file.
-Deviation: at least one item of a set is masked.
 Notation:
     B batch   L positions   n token IDs of a corpus   P pages, item sets
     r rows of a batch that a rank or a micro-batch reads
@@ -115,18 +114,6 @@ class ItemSetBatches(Batches):
         segments = [self.ids[start:start + size] for start, size in zip(starts, sizes)]
         ids, _ = pad_batch(segments)
         return ids
-
-    def get_batch(self, step, rows):
-        """Return what Batches.get_batch does, where at least one item of a set is chosen.
-
-        Else 0.85^5 = 44 % of the sets of five items would have nothing to predict. [SB §3.1]
-        """
-        draw = super().get_batch(step, rows)
-        # MaskedWords chooses an item where the first noise is low: the lowest of a set becomes 0
-        choose = draw.noise[0]  # (r, L), a view
-        lowest = choose.masked_fill(~draw.key_mask, torch.inf).argmin(1, keepdim=True)  # (r, 1)
-        choose.scatter_(1, lowest, 0.0)
-        return draw
 
     def eval_batch(self, rows):
         """Return the Draw of held-out pages, where one item of each is masked."""

@@ -98,10 +98,10 @@ def corrupt_held_out(batches, objective, micro, ranks):
 
 @contextlib.contextmanager
 def open_loader(batches, objective, steps, rows, micro, num_workers, device):
-    """Return a context with a DataLoader: it yields a list of objectives.Batch for each step.
+    """Return a context with an iterator: it yields a list of objectives.Batch for each step.
 
-    These are the micro-batches of the step, as NumPy arrays: a worker sends them through a pipe.
-    Tensors would need shared memory, of which a container may have too little. Workers end with
+    These are the micro-batches of the step. A worker sends them through a pipe as NumPy arrays:
+    tensors would need shared memory, of which a container may have too little. Workers end with
     the block, even if they are stuck.
 
     Args:
@@ -137,7 +137,7 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
         multiprocessing_context="fork" if num_workers > 0 else None)
     with ending_children():
         try:
-            yield loader
+            yield ([to_tensors(batch) for batch in arrays] for arrays in loader)
         except RuntimeError as error:
             if not str(error).startswith("DataLoader "):
                 raise
@@ -165,7 +165,7 @@ def until_signal(loader, ranks, signals):
         ranks: support.common.Ranks. Sums over the ranks are on the host: no step waits for a GPU.
         signals: list of int, which catch_signals fills.
     """
-    for arrays in loader:
+    for micro_batches in loader:
         if ranks.total(len(signals)) > 0:
             return
-        yield [to_tensors(batch) for batch in arrays]
+        yield micro_batches

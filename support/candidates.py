@@ -43,7 +43,7 @@ def map_items(tokenizer, items, num_buckets):
     """
     if tokenizer.is_fixed:
         return tokenizer.coder.bloom_map
-    buckets = tokenizer.targets.codes(items)  # (V, k)
+    buckets = tokenizer.target_coder.codes(items)  # (V, k)
     return ItemMap(buckets, num_buckets)
 
 

@@ -191,6 +191,8 @@ class SetReader(Reader):
             names, _ = self.splitter.split(row)
         elif is_names(row):
             names = item_names(row)
+        else:
+            raise ValueError(f"expected an item set, a tuple of names or a str, got {row!r:.60}.")
         names = list(dict.fromkeys(names))  # each once
         if MASK_WORD in names:
             names.remove(MASK_WORD)

@@ -19,6 +19,7 @@ import torch
 
 from bench import harness
 from bloom import BloomMap
+from data.splitters import ItemNames
 from model import Config, Model
 from objectives import OBJECTIVES
 from support.common import load_checkpoint
@@ -206,8 +207,8 @@ def bloom_model(n=53, alpha=5, m=2, **changes):
     sizes = dict(emb="bloom", head="hash-mlm", hashes=m, order=False, act="relu",
                  buckets=bloom_map.num_buckets + FIRST_WORD_ID)
     model = tiny_model(**sizes | changes)
-    tokenizer = make_tokenizer(model.config, split="items", vocabulary=make_words(n),
-                              bloom_map=bloom_map)
+    tokenizer = make_tokenizer(model.config, ItemNames(), vocabulary=make_words(n),
+                               bloom_map=bloom_map)
     model.set_codes(torch.from_numpy(tokenizer.codes()))
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import Batches, TextBatches, length_batches, pad_batch, text_windows
+from data.batches import TextBatches, length_batches, pad_batch, text_windows
 from data.items import ItemSetBatches
 from tokenizer import CLS, FIRST_WORD_ID, SEP
 
@@ -193,22 +193,6 @@ def test_set_epoch_reads_a_segment_of_each_page_once():
         pages.append(page)
     assert sorted(pages) == TRAIN_PAGES[SIZES[13:] > 1].tolist()
     assert pages != sorted(pages)
-
-
-def test_set_noise_chooses_at_least_one_item():
-    """[SB §3.1] Else a set of three would have nothing to predict in 0.85³ = 61 % of its turns.
-
-    The lowest noise of a set is 0. The other noise is that of every batch.
-    """
-    batches = set_batches()
-    noise = batches.get_batch(5, ALL).noise
-    plain = Batches.get_batch(batches, 5, ALL)
-    choose = plain.noise[0]
-    lowest = choose.masked_fill(~plain.key_mask, 1.0).amin(1, keepdim=True)
-    expected = choose.masked_fill((choose == lowest) & plain.key_mask, 0.0)
-    assert torch.equal(noise[0], expected)
-    assert ((noise[0] == 0).sum(1) == 1).all()
-    assert torch.equal(noise[1:], plain.noise[1:])
 
 
 def test_set_segments_begin_anywhere_in_their_page():

@@ -362,7 +362,7 @@ def test_hide_words_hides_the_same_words_from_words_and_pieces():
     text = "A cafe, a Cat; the cat-like dog saw 4 cats and it's 'fine'."
     bpe = BPE.train(["the cat"] * 9)
     by_words = make_tokenizer(Config(), hash=MD5())
-    by_pieces = make_tokenizer(Config(emb="lookup"), "bpe", bpe, vocabulary=bpe.units)
+    by_pieces = make_tokenizer(Config(emb="lookup"), bpe, vocabulary=bpe.units)
     found = []
     for tokenizer in (by_words, by_pieces):
         units, _ = tokenizer.split(text)

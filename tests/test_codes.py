@@ -9,6 +9,7 @@ import pytest
 
 from bloom import BloomMap
 from data import codes, items
+from data.splitters import Words
 from hashing import MD5, NgramLSH
 from model import Config
 from support.common import InputError
@@ -27,9 +28,8 @@ def make_corpus(folder):
     pages = FIRST_WORD_ID + np.arange(120).reshape(60, 2)
     ids = np.insert(pages, 2, SEP, axis=1).flatten()
     counts = np.arange(FIRST_WORD_ID + 120)
-    return SimpleNamespace(folder=str(folder), words=WORDS, counts=counts, subwords=None, ids=ids,
-                           offsets=np.arange(0, 181, 3),
-                           meta=dict(documents=60))
+    return SimpleNamespace(folder=str(folder), words=WORDS, counts=counts, splitter=Words(),
+                           ids=ids, offsets=np.arange(0, 181, 3), meta=dict(documents=60))
 
 
 def build(corpus, emb="proj", head="sr", **flags):
@@ -83,7 +83,7 @@ def test_map_of_the_default_alpha_is_built_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize("emb", ["proj", "median", "weighted"])
 def test_targets_of_hash_mlm_are_sketches(tmp_path, emb):
     tokenizer, _, targets = build(make_corpus(tmp_path), emb, "hash-mlm")
-    expected = tokenizer.targets.codes(WORDS)
+    expected = tokenizer.target_coder.codes(WORDS)
     assert np.array_equal(targets[FIRST_WORD_ID:], expected)
 
 
@@ -120,12 +120,12 @@ def test_files_of_other_hashes_are_kept_apart(tmp_path):
 
 def test_edit_of_a_hash_function_takes_effect(tmp_path, monkeypatch):
     """The codes of before the edit would be read without an error."""
-    assert {"codes.py", "items.py"} <= {path.name for path in codes.SOURCES}  # learn_map's pages
+    assert {"codes.py", "items.py"} <= {path.name for path in codes.CODE}  # learn_map's pages
     corpus = make_corpus(tmp_path)
     _, before, _ = build(corpus, hash="md5")
     source = tmp_path / "hashing.py"
     source.write_text("# edited")
-    monkeypatch.setattr(codes, "SOURCES", [source])
+    monkeypatch.setattr(codes, "CODE", [source])
     monkeypatch.setattr(MD5, "bits", lambda self, words, T: np.ones((len(words), T), np.uint8))
     _, after, _ = build(corpus, hash="md5")
     assert (after[FIRST_WORD_ID:] == 255).all()

@@ -40,9 +40,9 @@ def test_jobs_stay_in_order(write, load):
 @pytest.mark.parametrize("split", ["bpe", "phrases"])
 def test_subwords_keep_their_own_numbers(split, write, load):
     corpus = load(write("a.txt", "the cat sat on the mat\n" * 31), split, max_subwords=271)
-    [pieces] = corpus.subwords.split_texts(["the cat sat on the mat"])
+    [pieces] = corpus.splitter.split_texts(["the cat sat on the mat"])
     assert list_pages(corpus) == [pieces] * 31
-    assert corpus.words == corpus.subwords.units
+    assert corpus.words == corpus.splitter.units
 
 
 def test_frequent_units_are_those_that_occur(write, load):

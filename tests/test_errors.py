@@ -16,7 +16,7 @@ import infer
 import tokenizer
 from baselines import canine
 from data.corpus import Corpus, prepare
-from data.splitters import BPE
+from data.splitters import BPE, Words
 from data.tasks import read_task
 from infer import Predictor
 from model import Config, Model
@@ -54,7 +54,7 @@ def inherit(tmp_path):
 def load_tokenizer(tmp_path):
     checkpoint = load_checkpoint(CHECKPOINT)
     config = Config(**checkpoint["config"])
-    data.codes.load_tokenizer(checkpoint["tokenizer"], config, SimpleNamespace(subwords=None))
+    data.codes.load_tokenizer(checkpoint["tokenizer"], config, SimpleNamespace(splitter=Words()))
 
 
 def load_pretrained(tmp_path):

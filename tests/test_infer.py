@@ -24,6 +24,7 @@ import infer
 from bloom import random_order
 from coherent import popularity_prior
 from data.items import HELD_OUT_KEY
+from data.splitters import ItemNames
 from hashing import MD5, normalize_word, sketch_index
 from infer import Predictor
 from model import Config, Model
@@ -60,7 +61,7 @@ def paths(tmp_path_factory, bpe, lsh):
     add("missing", dict(key="s"), **median)
 
     # rows of pieces
-    pieces = dict(split="bpe", subwords=bpe, vocabulary=bpe.units)
+    pieces = dict(splitter=bpe, vocabulary=bpe.units)
     table = dict(emb="lookup", rows=FIRST_WORD_ID + len(bpe.units))
     answers = dict(name="squad_v2", texts=["question", "context"], labels=None)
     add("fill", pieces, head="mlm", **table)
@@ -72,8 +73,8 @@ def paths(tmp_path_factory, bpe, lsh):
         add(name, dict(hash=MD5()), task, emb="pool", head="classify")
 
     # item sets: any names, and those of a vocabulary
-    names = dict(split="items", vocabulary=[*NAMES, "3"])
-    add("set", dict(split="items"), words=NAMES, order=False, **median)
+    names = dict(splitter=ItemNames(), vocabulary=[*NAMES, "3"])
+    add("set", dict(splitter=ItemNames()), words=NAMES, order=False, **median)
     add("fixed_set", names, emb="lookup", rows=FIRST_WORD_ID + 4, head="mlm", order=False)
     return made
 
@@ -131,7 +132,8 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions, got 65"),
     ("detect", lambda p: p.embed(["a", 3]), "row 2: expected a text or a tuple"),
     ("fixed_set", lambda p: p.fill_mask("y z\t[MASK]"), "expected items that this model knows"),
-    ("fixed_set", lambda p: p.fill_mask([("x", {})]), "expected items that this model knows"),
+    ("fixed_set", lambda p: p.fill_mask([("x", {})]), "expected an item set, a tuple of names"),
+    ("fixed_set", lambda p: p.embed([3]), "expected an item set, a tuple of names"),  # not 0
     ("classify", lambda p: p.classify(("a", "b")), "tuple of texts (review), got ('a', 'b')"),
     ("pair", lambda p: p.classify(["a", "b"]), "row 1: expected a text or a tuple"),
     ("detect", lambda p: p.list_notes(""), "expected words, got none"),

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,10 +21,17 @@ def build_loader():
     """Return a function: the context of a loader of two steps for a device, with some workers."""
     def build(device, num_workers):
         batches = TextBatches(torch.arange(5, 1_005).numpy(), [1] * 1_000, 9, 4, 0)
-        objective = MaskedWords(None, mask_rate=0.15)
+        objective = MaskedWords(SimpleNamespace(order=True), mask_rate=0.15)
         return loading.open_loader(
             batches, objective, range(2), Ranks().share(4), 4, num_workers, torch.device(device))
     return build
+
+
+def watch_loaders(monkeypatch):
+    """Return a dict, to which each DataLoader adds its options."""
+    options = {}
+    monkeypatch.setattr(loading, "DataLoader", lambda steps, **more: options.update(more) or steps)
+    return options
 
 
 @pytest.mark.parametrize("device, cores, num_workers", [("cpu", 16, 0), ("cuda", 16, 4),
@@ -32,14 +40,16 @@ def test_number_of_workers_follows_device_and_cores(
         build_loader, monkeypatch, device, cores, num_workers):
     """More workers than cores slow each other down, and PyTorch warns of them."""
     monkeypatch.setattr(loading, "num_cores", lambda: cores)
-    with build_loader(device, None) as loader:
-        assert loader.num_workers == num_workers
+    options = watch_loaders(monkeypatch)
+    with build_loader(device, None):
+        assert options["num_workers"] == num_workers
 
 
 def test_system_without_fork_has_no_workers(build_loader, monkeypatch):
     monkeypatch.setattr(loading, "HAS_FORK", False)
-    with build_loader("cuda", None) as loader:
-        assert loader.num_workers == 0
+    options = watch_loaders(monkeypatch)
+    with build_loader("cuda", None):
+        assert options["num_workers"] == 0
     with pytest.raises(InputError, match="^--workers: .*got 2"):
         with build_loader("cpu", 2):
             pass

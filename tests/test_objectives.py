@@ -66,6 +66,18 @@ def test_shuffle_random_moves_words_within_their_row():
 # Losses and counts by hand
 
 
+def test_set_has_at_least_one_item_to_predict():
+    """Else a set of three would have nothing to predict in 0.85³ = 61 % of its turns. [SB §3.1]"""
+    ids = torch.tensor([[CAT, DOG, COW], [DOG, COW, PAD], [CAT, DOG, COW]])
+    choose = torch.tensor([[0.9, 0.5, 0.7], [0.8, 0.9, 0.1], [0.1, 0.9, 0.05]])
+    noise = torch.stack([choose, torch.zeros(3, 3), torch.zeros(3, 3)])
+    expected = torch.tensor([[IGNORE, DOG, IGNORE], [DOG, IGNORE, IGNORE], [CAT, IGNORE, COW]])
+    _, labels = masked_words(order=False).corrupt(ids, noise, ids)
+    assert torch.equal(labels, expected)
+    _, labels = masked_words(order=True).corrupt(ids, noise, ids)
+    assert (labels[:2] == IGNORE).all()  # a text may have none
+
+
 def test_masked_words_loss_and_recall_by_hand():
     """Special tokens, three of which score more than all words, have a share in the loss alone."""
     num_better = torch.tensor([0, 1, 9, 10, 19, 20])

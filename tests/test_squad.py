@@ -202,7 +202,7 @@ def test_targets_read_as_answers_score_100(split, length, name, no_answer, bpe):
     tokenizer = None
     if split == "bpe":
         config = Config(emb="lookup")
-        tokenizer = make_tokenizer(config, split="bpe", subwords=bpe, vocabulary=bpe.units)
+        tokenizer = make_tokenizer(config, bpe, vocabulary=bpe.units)
     data = make_data(rows, length, name, tokenizer)
     assert len(data.ids) > 40
     assert "0 answers found in none" in data.notes

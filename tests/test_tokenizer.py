@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bloom import BloomMap
-from data.splitters import BPE, SPLITS, ItemNames, Phrases, match_longest
+from data.splitters import BPE, SPLITS, ItemNames, Phrases, SpacedWords, Words, match_longest
 from data.squad import sliding_windows
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
 from tests.helpers import make_words
@@ -175,8 +175,7 @@ def test_split_names_finds_names_of_several_words(text, expected):
 
 
 def test_names_of_a_text_do_not_change_the_next():
-    tokenizer = make_tokenizer(SKETCH, "items")
-    tokenizer.splitter = ItemNames(["New York"])
+    tokenizer = make_tokenizer(SKETCH, ItemNames(["New York"]))
     tokenizer.ids(["Bill Evans"])
     names, _ = tokenizer.split("New York Bill Evans")
     assert names == ["New York", "Bill", "Evans"]
@@ -230,7 +229,7 @@ def test_codes_are_the_hashes_of_the_words(code_format, dtype, lsh):
     assert codes.dtype == dtype
     assert not codes[:FIRST_WORD_ID].any()
     assert (codes[ids] == expected[code_format]).all()
-    assert (tokenizer.targets.codes(words) == sketch).all()  # for hash-mlm, with any codes
+    assert (tokenizer.target_coder.codes(words) == sketch).all()  # for hash-mlm, with any codes
 
 
 @pytest.mark.parametrize("code_format", ["bits", "index"])
@@ -254,7 +253,7 @@ def test_digest_codes_count_in_the_block_of_their_map():
     """Items have the buckets 0 .. R-1 of each map, and special token s row R + s of each block."""
     words = make_words(23)
     bloom_map = BloomMap(23, 3)  # R = 8
-    tokenizer = make_tokenizer(DIGEST, "items", vocabulary=words, bloom_map=bloom_map)
+    tokenizer = make_tokenizer(DIGEST, ItemNames(), vocabulary=words, bloom_map=bloom_map)
     codes = tokenizer.codes()
     assert codes.dtype == np.int32
     assert (codes[:FIRST_WORD_ID].T == [8, 9, 10, 11, 12]).all()
@@ -276,8 +275,8 @@ def test_state_of_a_sketch_has_no_hash(hash_name):
 
 @pytest.mark.parametrize("split", ["regex", "space", "bpe", "phrases"])
 def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
-    subwords = dict(bpe=bpe, phrases=phrases).get(split)
-    fast = make_tokenizer(SKETCH, split, subwords=subwords)
+    splitters = dict(regex=Words(), space=SpacedWords(), bpe=bpe, phrases=phrases)
+    fast = make_tokenizer(SKETCH, splitters[split])
     plain = reload(fast, SKETCH)
     texts = ["The cat,\tthe mat!", "", "The cat, sat İ日\ud800"]
     for text, ids in zip(texts, fast.ids_of_texts(texts)):
@@ -293,7 +292,6 @@ def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
     # the IDs of all words after the second "cat" would be those of their neighbors
     (ROW, dict(vocabulary=["cat", "cat", "dog"]), "vocabulary: expected each word once"),
     (DIGEST, dict(vocabulary=["cat"], bloom_map=BloomMap(23, 3)), "bloom_map: not that of"),
-    (SKETCH, dict(subwords=ItemNames()), "subwords: not of regex"),
 ])
 def test_parts_that_do_not_fit_are_refused(config, options, message):
     with pytest.raises(AssertionError, match=message):
