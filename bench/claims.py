@@ -133,13 +133,14 @@ def list_front_cells(claim, here, control):
     own, other = claim["bars"]
     cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="none")
     if claim.get("rule") == "at least":  # a speed: a ratio, and what it should be
-        lead = f"{here['mean']:#.3g} times"
+        lead = f"{here['mean']:#.3g} times, timed once"
         cells |= dict(own_bar=own, control_bar=other, own_lead=lead)
         if control["mean"] > 1:
             cells["claimed_lead"] = f"{control['mean']:g} times"
         return cells
+    scale = 100 / claim.get("whole", 100)  # to percent
     for bar, name, value in (("own_bar", own, here), ("control_bar", other, control)):
-        cells[bar] = f"{name}: {value['mean']:#.3g} ({value['seeds']} runs)"
+        cells[bar] = f"{name}: {scale * value['mean']:#.4g} ({value['seeds']} runs)"
     lead, low, high = find_lead(claim)
     cells["own_lead"] = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
     if "effect" in claim:
