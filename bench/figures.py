@@ -274,9 +274,9 @@ def draw_effects():
         axis.axvline(0, color="0.5", linewidth=0.8)
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_ylim(len(names) - 0.5, -0.8)
-        axis.set_xlim(left=-28)
+        axis.set_xlim(left=-85)
         axis.set_xlabel("lead of the claimed side (lower loss, higher score), in % of its rival")
-        axis.legend(loc="upper right", fontsize=8, frameon=True)
+        axis.legend(loc="upper left", fontsize=8, frameon=True)
 
 
 def draw_new_results():
