@@ -131,7 +131,7 @@ def list_cells(claim):
 def list_front_cells(claim, here, control):
     """Return the cells of README's table, dict: the two sides, their lead and the paper's."""
     own, other = claim["bars"]
-    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="none")
+    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="not reported")
     if claim.get("rule") == "at least":  # a speed: a ratio, and what it should be
         lead = f"{here['mean']:#.3g} times, timed once"
         cells |= dict(own_bar=own, control_bar=other, own_lead=lead)

@@ -250,15 +250,14 @@ def draw_effects():
     with new_figure("effects", (9.5, 0.8 + 0.52 * len(rows))) as [axis]:
         for y, (paper, claim) in enumerate(rows):
             lead, low, high = claims.find_lead(claim)
-            verdict = claims.write_verdict(claim)
-            color = "0.4"
-            if verdict.startswith("holds"):
+            color = "0.4"  # not decided
+            if low > 0:
                 color = "tab:blue"
-            if verdict.startswith("does not hold"):
+            if high < 0:
                 color = "tab:orange"
             axis.errorbar(lead, y, xerr=[[lead - low], [high - lead]], fmt="o", color=color,
                           capsize=4)
-            axis.annotate(f"{lead:+.0f} %, {verdict}", (lead, y), (0, 7), ha="center", fontsize=8,
+            axis.annotate(f"{lead:+.0f} %", (lead, y), (0, 7), ha="center", fontsize=8,
                           textcoords="offset points", color=color)
             if "effect" in claim:  # the paper has a number of the same measure
                 axis.plot(claims.find_claimed_lead(claim), y, "D", color="black", fillstyle="none")
@@ -269,8 +268,9 @@ def draw_effects():
             names.append(textwrap.fill(f"{paper}: {own} over {other}, {measured}", 56))
         axis.plot([], [], "D", color="black", fillstyle="none",
                   label="the paper's lead, where it has this measure")
-        axis.errorbar([], [], xerr=[], fmt="o", color="black", capsize=4,
-                      label="ours, with its 95 % interval")
+        for color, verdict in (("tab:blue", "holds"), ("tab:orange", "does not hold")):
+            axis.errorbar([], [], xerr=[], fmt="o", color=color, capsize=4,
+                          label=f"ours, with its 95 % interval: {verdict}")
         axis.axvline(0, color="0.5", linewidth=0.8)
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_ylim(len(names) - 0.5, -0.8)

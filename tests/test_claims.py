@@ -253,12 +253,12 @@ def test_readme_says_what_its_main_claims_are():
     assert words.format(loss["lsh"], loss["dense"], loss["random"]) in text
     assert f"they lower the loss of all pairs to {loss['dense-symmetric']:.2f}" in text
     law = 100 * shares.outside_share_law(64, 8, 256)
-    assert f"in all {law:.0f} % of the attention with 8" in text
+    assert f"have {law:.0f} % of the attention, so" in text
     step, _ = claims.read_sides(find_claim("a training step of Proj is 2.4 times"))
     assert f"is {step['mean']:.2f} times as fast as our BERT's on a CPU, not 2.4 times" in text
     english = read_table_rows("english", name="english-detect.pt, sst2")
-    scores = f"{english['score']:.0f} against {english['bag_of_words']:.0f} %"
-    assert f"level with it on sentiment, {scores}" in text
+    scores = f"of {english['score']:.0f} %, and {english['bag_of_words']:.0f} % of a bag of words"
+    assert scores in text
 
 
 def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
