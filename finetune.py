@@ -35,6 +35,7 @@ import gc
 import hashlib
 import math
 import os
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -540,7 +541,11 @@ def build_parser():
 def finetune_on_ranks(args):
     """Fine-tune, on each rank that torchrun starts."""
     with Ranks() as ranks:
-        return finetune(args, ranks)
+        try:
+            return finetune(args, ranks)
+        except KeyboardInterrupt:
+            print("The same command goes on with the seeds that have not ended.", file=sys.stderr)
+            raise
 
 
 def main(argv=None):

@@ -538,7 +538,8 @@ def check_flags(args):
         raise InputError("--vectors, --jsonl, --text, --encoding, --sep and --header require "
                          "--file.")
     if args.vectors and args.jsonl:
-        raise InputError("--jsonl: expected --file without --vectors, got both.")
+        raise InputError("--jsonl: expected --file without --vectors, got both. Use two "
+                         "commands.")
 
 
 def build_parser():

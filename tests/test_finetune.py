@@ -466,6 +466,7 @@ def test_interrupted_run_goes_on_with_the_next_job(
             actions[int(moment.removeprefix("step "))] = interrupt
         done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, "--out", tmp_path, *flags)
     assert done.code == 130
+    assert "The same command goes on with the seeds that have not ended." in done.err
     rates.clear()
     actions.clear()
 
