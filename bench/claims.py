@@ -190,11 +190,9 @@ def read_paper(claim):
 
 
 def write_verdict(claim):
-    """Return the verdict on the direction of a claim, in the words of README and its picture."""
+    """Return the verdict on a claim in the words of README."""
     here, control = read_sides(claim)
     kind, verdict = judge(claim, here, control)
-    if kind == "excluded":
-        return "not decided"
     if kind == "holds" and "effect" in claim and excludes_paper(claim, here, control):
         return "holds, by less than the paper's"
     return verdict

@@ -262,7 +262,7 @@ def draw_effects():
             if "effect" in claim:  # the paper has a number of the same measure
                 axis.plot(claims.find_claimed_lead(claim), y, "D", color="black", fillstyle="none")
             own, other = claim["bars"]
-            measured = re.match(r".*?(?= in %| \(|,)", claim["unit"]).group()  # without settings
+            measured, *_ = re.split(r" in %| \(|,", claim["unit"])  # without its settings
             if "(our" in claim["front"]:
                 measured += " (our check)"
             names.append(textwrap.fill(f"{paper}: {own} over {other}, {measured}", 56))

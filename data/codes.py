@@ -13,8 +13,8 @@ Notation:
     Corpus, tokenizer, codes -> build_targets -> objective hash-mlm
 
 The folder of the corpus keeps what takes long: fitted hashes, coherent maps and tables of codes.
-The name of a file has a fingerprint of everything that its content depends on, the code in CODE
-too: an edit of it takes effect in the next run.
+The name of a file has a fingerprint of everything that its content depends on, the files of CODE
+too: an edit of them takes effect in the next run.
 """
 
 import os
@@ -183,7 +183,7 @@ def cached(corpus, name, identity, build, *args):
         corpus: data.corpus.Corpus.
         name: str, how the name of the file begins.
         identity: value of plain types, all that the result depends on besides the corpus and the
-            code in CODE.
+            files of CODE.
         build: function that returns plain types and tensors.
 
     Raises:

@@ -593,8 +593,8 @@ def load_checkpoint(path):
     """
     path = find_checkpoint(path)
     if not os.path.isfile(path):
-        raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py or finetune.py, "
-                         "or finish a run there by its own command.")
+        raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, give its "
+                         "folder, or run an interrupted command again.")
     try:
         parts = torch.load(path, map_location="cpu", weights_only=True)
         version = parts["format"]

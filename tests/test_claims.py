@@ -243,6 +243,7 @@ def test_readme_says_what_its_main_claims_are():
     # what its bullets say
     tokens, table = claims.read_sides(find_claim("α 25 (widths 256, 88), 3,000 steps"))
     assert tokens["mean"] < table["mean"] / 2  # far worse
+    assert f"tokens of 25 items: {100 * tokens['mean']:#.4g} (3 runs)" in text
     bloom = read_json(ROOT / "results/bloom.json")["rows"]
     times = [round(row["all"] / row["sure"]) for row in bloom if "flat" in row["name"]]
     assert f"[{min(times)} to {max(times)} times with proof]" in text
@@ -280,6 +281,12 @@ def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
     for run in read_table_rows("layers", name="six")["runs"]:  # whole numbers of hits
         assert run["recall"] * 12_330 / 100 == pytest.approx(round(run["recall"] * 123.3), abs=1e-6)
     assert "12,330 predictions" in page
+    six = read_table_rows("depth", name="superbloom, 6 layers")["rec@1"]
+    wide = read_table_rows("wide")["rec@1"]
+    assert f"({100 * six:.1f} and {100 * wide:.1f} %, results/depth.json and wide.json)" in page
+    beam = read_table_rows("beams", name="bloom-items, B 20")
+    sure = read_table_rows("beams", name="bloom-items, until certified")
+    assert f"loses {100 * (sure['rec@20'] - beam['rec@20']):.2f} points of recall@20" in page
     rows = {row["name"]: row for row in read_json(ROOT / "results/prior-pages.json")["rows"]}
     for key in ("rec@1", "rec@10"):
         gains = []
@@ -299,6 +306,9 @@ def test_readme_says_what_was_measured_on_a_gpu():
     assert ratio[8_192] < 1 < ratio[16_384]
     assert f"at [65,536](docs/speed.md#one-gpu) {ratio[65_536]:.1f} times as fast" in text
     proj = read_table_rows("gpu-steps", batch=64, compiled="yes")
+    bert = read_table_rows("gpu-bert", batch=64, compiled="no")  # the faster of its two
+    page = (ROOT / "docs/speed.md").read_text()
+    assert f"A step of Proj is {bert['ms'] / proj['ms']:.1f} times as fast as the faster" in page
     paper = PRESETS["hashformer"]
     positions = paper["steps"] * paper["batch"] * 512
     hours = positions / proj["tokens"] / 3600
