@@ -20,6 +20,9 @@ pretrain() {  # variant, draw, flags
 for draw in 0 1 2 3; do
     pretrain sets-tokens-alpha4 $draw --alpha 4 --steps 6000 --hash_seed $draw
     pretrain sets-table-d168 $draw --emb lookup --width 168 --ffn 336 --steps 6000
+    pretrain sets-sampled-d168 $draw --emb lookup --width 168 --ffn 336 --steps 6000 \
+        --objective sampled --samples 1000
+    pretrain sets-sampled-d256 $draw --emb lookup --steps 6000 --objective sampled --samples 1000
     pretrain sets-tokens-alpha25 $draw --alpha 25 --steps 12000 --hash_seed $draw
     pretrain sets-table-d88 $draw --emb lookup --width 88 --ffn 176 --steps 12000
     pretrain sets-table-d16 $draw --emb lookup --width 16 --ffn 32 --steps 12000
