@@ -4,6 +4,7 @@
     python -m bench.draws losses --runs 'out/draws-*' --known results/draws.json
     python -m bench.draws frontier --runs 'out/frontier-*'
     python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz
+    python -m bench.draws neighbors --data simplewiki.jsonl.gz
 
 A folder such as out/draws-proj-lsh-0 is a run of the variant proj-lsh. The rows, windows of text or
 item sets, and what is corrupted in them are the same for all runs of a corpus, whatever their
@@ -19,18 +20,21 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 import attention
 from bench import harness
 from bench.attention_controls import CONTROLS
-from bench.harness import CORPUS, RUNS
+from bench.harness import CORPUS, RUNS, load_corpus
 from bench.superbloom import read_sets
 from data.batches import Draw, TextBatches
 from data.codes import build_targets
+from data.neighbors import NEIGHBORS, rank_hidden_items
 from objectives import build_objective, make_batch
 from support.common import load_checkpoint
 from tokenizer import FIRST_WORD_ID
 
+MAX_ITEMS = 32  # of a held-out set, as in the preset superbloom-small
 SETTINGS = ("seed", "hash_seed", "key", "steps", "corpus")  # of a run, kept beside its rows
 
 LOSSES = """
@@ -71,6 +75,19 @@ def bench_recall(args):
     return collect(args, "recall", measure_sets)
 
 
+def bench_neighbors(args):
+    """Measure the recall of popularity and neighbors as that of runs, each item masked once."""
+    sets, ids, _ = read_sets(load_corpus(args, "items"), MAX_ITEMS)
+    rows, columns = ids.nonzero(as_tuple=True)  # (n,), the set and the place of each item
+    draw = Draw(ids[rows], None, is_masked=F.one_hot(columns, ids.shape[1]).bool())
+    is_first = rank_hidden_items(sets, draw) == 0  # (n, 4)
+    for name, is_hit in zip(NEIGHBORS, is_first.T):
+        hits = np.bincount(rows, is_hit)  # (S,), of each set
+        recall = 100 * hits * len(hits) / len(rows)  # as of measure_sets
+        yield dict(name=name, seeds=0, n=len(hits), recall=float(recall.mean()),
+                   recall_rows=write_rows(recall))
+
+
 def collect(args, key, measure):
     """Yield a row for each variant of --runs, and of the file --known.
 
@@ -96,10 +113,8 @@ def collect(args, key, measure):
         if name in known or not has_ended(folder):
             continue
         numbers, settings = measure(folder, args)
-        # three digits a row: what is rounded away is far below the error of a mean
-        text = " ".join(f"{number:.3f}" for number in numbers)
         run = {"run": name, "settings": settings, key: float(numbers.mean())}
-        runs.append((run, text))
+        runs.append((run, write_rows(numbers)))
 
     for name, runs in variants.items():
         if not runs:  # none has ended
@@ -109,6 +124,12 @@ def collect(args, key, measure):
         row = dict(name=name, seeds=len(runs), n=len(text.split()), runs=[run for run, _ in runs])
         yield row | harness.summarize(
             [{key: run[key], f"{key}_rows": text} for run, text in runs])
+
+
+def write_rows(numbers):
+    """Return a number for each held-out row as a text."""
+    # three digits a row: what is rounded away is far below the error of a mean
+    return " ".join(f"{number:.3f}" for number in numbers)
 
 
 def has_ended(folder):
@@ -206,6 +227,7 @@ TABLES = {  # name -> function that yields the rows, columns, flags and their de
     "losses": (bench_losses, LOSSES, FLAGS),
     "frontier": (bench_frontier, FRONTIER, FLAGS),
     "recall": (bench_recall, RECALL, FLAGS),
+    "neighbors": (bench_neighbors, RECALL, CORPUS),
 }
 
 

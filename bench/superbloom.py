@@ -189,7 +189,7 @@ def read_sets(corpus, length, num_items=None):
 def score_neighbors(args):
     """Yield rows of recall@k for baselines without training: popularity and neighbors."""
     sets, _, _ = read_sets(load_corpus(args, "items"), 32)
-    ranks = rank_hidden_items(sets, np.arange(sets.num_eval))  # (P, 4)
+    ranks = rank_hidden_items(sets, sets.eval_batch(slice(None)))  # (P, 4)
     for name, ranks_of_one in zip(NEIGHBORS, torch.from_numpy(ranks.T)):
         yield dict(name=name) | recall_of(ranks_of_one)
 

@@ -32,17 +32,17 @@ def describe_neighbors(batches):
     num_sets = min(batches.num_eval, CONTROL_SETS)
     # at equal distances, as they are sorted by size
     rows = np.linspace(0, batches.num_eval - 1, num_sets).astype(int)
-    is_hit = rank_hidden_items(batches, rows) < 10  # (n, 4)
+    is_hit = rank_hidden_items(batches, batches.eval_batch(rows)) < 10  # (n, 4)
     recalls = [f"{name} {share:.3f}" for name, share in zip(NEIGHBORS, is_hit.mean(0))]
     return f"rec@10 to beat, on {num_sets:,} sets, without training: {', '.join(recalls)}"
 
 
-def rank_hidden_items(sets, rows):
+def rank_hidden_items(sets, draw):
     """Return the rank of each hidden item, from 0, by each of NEIGHBORS, int (n, 4).
 
     Args:
-        sets: items.ItemSetBatches, whose eval_batch hides an item of each held-out set.
-        rows: int (n,), numbers of held-out sets.
+        sets: items.ItemSetBatches, whose training pages vote.
+        draw: data.batches.Draw of n item sets, one item of each masked.
     """
     pages_of = list_training_pages(sets)
     num_ids = sets.num_known
@@ -51,7 +51,6 @@ def rank_hidden_items(sets, rows):
     items, places = np.unique(sets.ids, return_index=True)
     seen_at[items] = places
 
-    draw = sets.eval_batch(rows)
     hidden = draw.is_masked.int().argmax(1)  # (n,), columns
     neighbors_of = {}  # visible item -> its neighbors and their scores, which many sets share
     ranks = []

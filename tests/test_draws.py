@@ -11,6 +11,7 @@ import attention
 import metrics
 import objectives
 from bench import attention_controls, claims, draws, harness, misspell, shares, superbloom
+from data import neighbors
 from support.common import write_json
 from tests.helpers import SMALL
 from tests.test_bench import run_bench
@@ -78,6 +79,31 @@ def test_each_item_of_a_set_is_masked_once(
     for k in (1, 10, 20):
         recall = (chosen < k).double().mean().item()
         assert recall == pytest.approx(evaluation[f"rec@{k}"], abs=1e-6)
+
+
+def test_neighbors_guess_each_item_of_a_set_once(pages_path, cache_dir, monkeypatch):
+    draws_seen = []
+
+    def watch(sets, draw):
+        draws_seen.append(draw)
+        return neighbors.rank_hidden_items(sets, draw)
+
+    monkeypatch.setattr(draws, "rank_hidden_items", watch)
+    args = Namespace(data=str(pages_path), cache=str(cache_dir))
+    *_, walks = run_bench(draws, "neighbors", args)
+
+    [draw] = draws_seen
+    sets, ids, _ = superbloom.read_sets(harness.load_corpus(args, "items"), draws.MAX_ITEMS)
+    rows, columns = draw.is_masked.nonzero(as_tuple=True)
+    assert rows.tolist() == list(range(len(draw.ids)))  # one item of each row is masked
+    masked = draw.ids[rows, columns]
+    assert masked.tolist() == ids[ids != 0].tolist()
+    # the share of items, not of sets, whose rank is 0
+    is_first = neighbors.rank_hidden_items(sets, draw)[:, 3] == 0
+    assert 0 < is_first.mean() < 1
+    assert walks["recall"] == pytest.approx(100 * is_first.mean())
+    assert claims.read_rows(walks, "recall").mean() == pytest.approx(walks["recall"], abs=1e-3)
+    assert walks["n"] == len(ids)
 
 
 def test_known_runs_are_kept_and_not_measured_again(

@@ -56,7 +56,7 @@ def test_neighbors_find_the_other_item_of_a_pair_and_popularity_does_not():
         batch_size=4,
         seed=0)
 
-    ranks = rank_hidden_items(sets, np.arange(9))
+    ranks = rank_hidden_items(sets, sets.eval_batch(np.arange(9)))
 
     assert (ranks[:, 0] >= 2).all()  # behind both items of the frequent pair
     assert (ranks[:, 1:] == 0).all()
