@@ -81,11 +81,12 @@ def bench_neighbors(args):
     rows, columns = ids.nonzero(as_tuple=True)  # (n,), the set and the place of each item
     draw = Draw(ids[rows], None, is_masked=F.one_hot(columns, ids.shape[1]).bool())
     is_first = rank_hidden_items(sets, draw) == 0  # (n, 4)
+    sizes = np.bincount(rows)  # (S,)
     for name, is_hit in zip(NEIGHBORS, is_first.T):
-        hits = np.bincount(rows, is_hit)  # (S,), of each set
+        hits = np.bincount(rows, is_hit)  # (S,)
         recall = 100 * hits * len(hits) / len(rows)  # as of measure_sets
         yield dict(name=name, seeds=0, n=len(hits), recall=float(recall.mean()),
-                   recall_rows=write_rows(recall))
+                   recall_rows=write_rows(recall), sizes=" ".join(map(str, sizes)))
 
 
 def collect(args, key, measure):

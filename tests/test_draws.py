@@ -104,6 +104,7 @@ def test_neighbors_guess_each_item_of_a_set_once(pages_path, cache_dir, monkeypa
     assert walks["recall"] == pytest.approx(100 * is_first.mean())
     assert claims.read_rows(walks, "recall").mean() == pytest.approx(walks["recall"], abs=1e-3)
     assert walks["n"] == len(ids)
+    assert walks["sizes"].split() == [str(n) for n in ids.count_nonzero(1).tolist()]
 
 
 def test_known_runs_are_kept_and_not_measured_again(
