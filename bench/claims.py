@@ -57,11 +57,8 @@ COLUMNS = """
     script           | script  | s
 """
 FRONT = """
-    paper               | of_paper     | s
     claim               | front        | s
-    measured            | unit         | s
-    claimed better      | own_bar      | s
-    rival               | control_bar  | s
+    our numbers         | numbers      | s
     lead, 95 % interval | own_lead     | s
     the paper's lead    | claimed_lead | s
     holds here?         | link         | s
@@ -75,7 +72,10 @@ def list_tables():
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         rows = [list_cells(claim) for claim in claims]
         yield f"claims {paper}", markdown(rows, COLUMNS)
-        front += [row | dict(of_paper=paper) for row in rows if "front" in row]
+        chosen = [row for row in rows if "front" in row]
+        if chosen:
+            chosen[0]["front"] = f"**{paper}**: {chosen[0]['front']}"
+        front += chosen
         for row in rows:
             owner = "ours" if row["place"].startswith("none") else "papers"
             counts[owner][row["kind"]] += 1
@@ -118,7 +118,7 @@ def list_cells(claim):
     _, own_verdict = judge(claim | dict(alone=True), here, control)
     if own_verdict != verdict:
         note = f"{note} By the spread of these two alone: {own_verdict}.".lstrip()
-    if here["file"] != control["file"] and control["file"] is not None:
+    if here["file"] != control["file"] and control["seeds"]:
         note = f"{note} Trained at another time.".lstrip()
     if note:
         row["verdict"] += f". {note}"
@@ -131,18 +131,21 @@ def list_cells(claim):
 def list_front_cells(claim, here, control):
     """Return the cells of README's table, dict: the two sides, their lead and the paper's."""
     own, other = claim["bars"]
-    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="not reported")
+    cells = dict(front=claim["front"], claimed_lead="not reported")
     if claim.get("rule") == "at least":  # a speed: a ratio, and what it should be
-        lead = f"{here['mean']:#.3g} times, timed once"
-        cells |= dict(own_bar=own, control_bar=other, own_lead=lead)
+        cells |= dict(numbers=f"{claim['unit']}: {own} against {other}, timed once",
+                      own_lead=f"{here['mean']:#.3g} times")
         if control["mean"] > 1:
             cells["claimed_lead"] = f"{control['mean']:g} times"
         return cells
     scale = 100 / claim.get("whole", 100)  # to percent
-    for bar, name, value in (("own_bar", own, here), ("control_bar", other, control)):
-        cells[bar] = f"{name}: {scale * value['mean']:#.4g} ({value['seeds']} runs)"
+    numbers = f"{own} {scale * here['mean']:#.3g}, {other} {scale * control['mean']:#.3g}"
+    runs = f"{here['seeds']} runs"
+    if control["seeds"] > 0:  # else nothing in it is random
+        runs += " each"
     lead, low, high = find_lead(claim)
-    cells["own_lead"] = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
+    cells |= dict(numbers=f"{claim['unit']}: {numbers} ({runs})",
+                  own_lead=f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})")
     if "effect" in claim:
         cells["claimed_lead"] = f"{find_claimed_lead(claim):+.0f} %"
     return cells

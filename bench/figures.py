@@ -247,7 +247,7 @@ def draw_effects():
             if "front" in claim and claim.get("rule") != "at least":  # a speed has no interval
                 rows.append((paper, claim))
     names = []
-    with new_figure("effects", (9.5, 0.8 + 0.52 * len(rows))) as [axis]:
+    with new_figure("effects", (9.5, 0.8 + 0.45 * len(rows))) as [axis]:
         for y, (paper, claim) in enumerate(rows):
             lead, low, high = claims.find_lead(claim)
             color = "0.4"  # not decided
@@ -262,7 +262,7 @@ def draw_effects():
             if "effect" in claim:  # the paper has a number of the same measure
                 axis.plot(claims.find_claimed_lead(claim), y, "D", color="black", fillstyle="none")
             own, other = claim["bars"]
-            measured, *_ = re.split(r" in %| \(|,", claim["unit"])  # without its settings
+            measured, *_ = claim["unit"].split(",")  # without its settings
             if "(our" in claim["front"]:
                 measured += " (our check)"
             names.append(textwrap.fill(f"{paper}: {own} over {other}, {measured}", 56))
@@ -276,7 +276,7 @@ def draw_effects():
         axis.set_ylim(len(names) - 0.5, -0.8)
         axis.set_xlim(left=-85)
         axis.set_xlabel("lead of the claimed side (lower loss, higher score), in % of its rival")
-        axis.legend(loc="upper left", fontsize=8, frameon=True)
+        axis.legend(loc="lower right", fontsize=8)
 
 
 def draw_new_results():

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Superbloom, Tables 2 and 3 in small, models of equal size, over draws of the maps: two hash tokens
 #     against a table; six layers against a wide one.
-# Makes: results/equal.json, results/layers.json, results/prior-pages.json. Runs in the first two are
+# Makes: results/equal.json, layers.json, walks.json and prior-pages.json. Runs in the first two are
 #     not trained again. Those of alpha 25 and of width 16 have never run.
 # Data: simplewiki.jsonl.gz, the links of each page of the Simple English Wikipedia of April 2007.
 # Hardware: one CPU core, 20 minutes for 6,000 steps, 3 for a run of layers.
@@ -36,6 +36,7 @@ python -m bench.draws recall --runs 'out/layers-*' --data simplewiki.jsonl.gz \
     --known results/layers.json --json results/layers.json
 python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz \
     --known results/equal.json --json results/equal.json
+python -m bench.draws neighbors --data simplewiki.jsonl.gz --json results/walks.json
 python -m bench.superbloom prior --runs out/sets-tokens-alpha4-0 out/sets-tokens-alpha4-1 \
     out/sets-tokens-alpha4-2 out/sets-tokens-alpha4-3 --data simplewiki.jsonl.gz \
     --json results/prior-pages.json
