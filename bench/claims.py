@@ -21,8 +21,8 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
-    front                       short words for the claim, which README shows
-    bars, unit                  what it calls the two numbers, and the unit
+    front, unit                 short words for the claim and what was measured, in README's table
+    bars                        names of the two sides, in the picture
 
     python -m bench.figures readme      write the tables anew
 """
@@ -58,7 +58,7 @@ COLUMNS = """
 """
 FRONT = """
     claim               | front        | s
-    our numbers         | numbers      | s
+    measured            | unit         | s
     lead, 95 % interval | own_lead     | s
     the paper's lead    | claimed_lead | s
     holds here?         | link         | s
@@ -130,22 +130,12 @@ def list_cells(claim):
 
 def list_front_cells(claim, here, control):
     """Return the cells of README's table, dict: the two sides, their lead and the paper's."""
-    own, other = claim["bars"]
-    cells = dict(front=claim["front"], claimed_lead="not reported")
-    if claim.get("rule") == "at least":  # a speed: a ratio, and what it should be
-        cells |= dict(numbers=f"{claim['unit']}: {own} against {other}, timed once",
-                      own_lead=f"{here['mean']:#.3g} times")
-        if control["mean"] > 1:
-            cells["claimed_lead"] = f"{control['mean']:g} times"
-        return cells
-    scale = 100 / claim.get("whole", 100)  # to percent
-    numbers = f"{own} {scale * here['mean']:#.3g}, {other} {scale * control['mean']:#.3g}"
-    runs = f"{here['seeds']} runs"
-    if control["seeds"] > 0:  # else nothing in it is random
-        runs += " each"
+    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="not reported")
+    if claim.get("rule") == "at least":  # a speed, in times of the rival's
+        return cells | dict(own_lead=f"{here['mean']:#.3g} times as fast (timed once)",
+                            claimed_lead=f"{control['mean']:g} times")
     lead, low, high = find_lead(claim)
-    cells |= dict(numbers=f"{claim['unit']}: {numbers} ({runs})",
-                  own_lead=f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})")
+    cells["own_lead"] = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
     if "effect" in claim:
         cells["claimed_lead"] = f"{find_claimed_lead(claim):+.0f} %"
     return cells
@@ -196,7 +186,12 @@ def write_verdict(claim):
     """Return the verdict on a claim in the words of README."""
     here, control = read_sides(claim)
     kind, verdict = judge(claim, here, control)
-    if kind == "holds" and "effect" in claim and excludes_paper(claim, here, control):
+    holds = kind == "holds"
+    is_less = "effect" in claim and excludes_paper(claim, here, control)
+    if claim.get("rule") == "at least":  # a speed may be higher by less than is claimed
+        is_less = not holds
+        holds = here["mean"] > 1
+    if holds and is_less:
         return "holds, by less than the paper's"
     return verdict
 
