@@ -111,15 +111,15 @@ def draw_pipeline():
             for y in (1, 2):
                 count = (bits[y] != bits[0]).sum()
                 text = (f"{count} of 128 differ\nfrom play\n"
-                        f"(theory: {expected[y]:.0f} ± {spread[y]:.0f})")
+                        f"(expected: {expected[y]:.0f} ± {spread[y]:.0f})")
                 left.text(32.3, y, text, va="center", fontsize=8)
                 chance = proj.weight.shape[0] ** -0.5  # std of the cosine of random vectors
                 text = f"cosine with\nplay: {cosines[y]:.2f}\n(chance: ± {chance:.2f})"
                 right.text(15.8, y, text, va="center", fontsize=8)
-        axes[0].set_title("1. Hash a word: 128 bits, the first 32 shown; black = 1\n"
-                          "(theory: MD5 half, LSH by shared n-grams; ± one std)")
+        axes[0].set_title("1. Hash a word: 128 bits, of which 32 are shown\n"
+                          "(black: 1)")
         axes[1].set_title("2. Proj: each of 16 columns is the correlation of the bits with\n"
-                          "a vector (random before training); black: a panel's highest")
+                          "a vector, here a random one (black: highest)")
 
 
 def measure_angle_law(words, counts):
