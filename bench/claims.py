@@ -132,8 +132,10 @@ def list_front_cells(claim, here, control):
     """Return the cells of README's table, dict: the two sides, their lead and the paper's."""
     cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="not reported")
     if claim.get("rule") == "at least":  # a speed, in times of the rival's
-        return cells | dict(own_lead=f"{here['mean']:#.3g} times as fast (timed once)",
-                            claimed_lead=f"{control['mean']:g} times")
+        cells["own_lead"] = f"{here['mean']:#.3g} times as fast (timed once)"
+        if control["mean"] > 1:  # else the claim is ours
+            cells["claimed_lead"] = f"{control['mean']:g} times"
+        return cells
     lead, low, high = find_lead(claim)
     cells["own_lead"] = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
     if "effect" in claim:

@@ -244,19 +244,12 @@ def test_readme_says_what_its_main_claims_are():
     # what its bullets say
     tokens, table = claims.read_sides(find_claim("α 25 (widths 256, 88), 3,000 steps"))
     assert tokens["mean"] < table["mean"] / 2  # far worse
-    bloom = read_json(ROOT / "results/bloom.json")["rows"]
-    times = [round(row["all"] / row["sure"]) for row in bloom if "flat" in row["name"]]
-    [search] = [claim for claim in rows if "without proof" in claim["front"]]
-    assert f"is {claims.read_sides(search)[0]['mean']:.0f} times as fast as scoring all" in text
-    assert f"[{min(times)} to {max(times)} times](" in text
     loss = {row["name"]: row["loss"] for row in read_json(ROOT / "results/scores.json")["rows"]}
     assert loss["dense"] < loss["lsh"] < loss["random"]
     assert loss["dense-symmetric"] < loss["dense"]
     english = read_table_rows("english", name="english-detect.pt, sst2")
     assert f"an accuracy of about {english['score']:.0f} %, beside" in text
     assert f"a bag of words has {english['bag_of_words']:.0f} %, and the" in text
-    proj, _ = claims.read_sides(find_claim("Proj scores higher than Emb 1K, SST-2"))
-    assert f"saw less text, and have {proj['mean']:.0f} %" in text
 
 
 def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
@@ -311,11 +304,11 @@ def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
 def test_readme_says_what_was_measured_on_a_gpu():
     text = (ROOT / "README.md").read_text()
     ratio = {}  # positions -> flash attention's time over that of LSH attention
-    for L in (8_192, 16_384, 65_536):
+    for L in (8_192, 16_384):
         row = read_table_rows("gpu-attention", dtype="bfloat16", data="random", L=L)
         ratio[L] = row["dense"] / row["flex"]
     assert ratio[8_192] < 1 < ratio[16_384]
-    assert f"({ratio[65_536]:.1f} times at [65,536](docs/speed.md#one-gpu))" in text
+    assert "on a GPU from 16,384 positions on" in text
     proj = read_table_rows("gpu-steps", batch=64, compiled="yes")
     bert = read_table_rows("gpu-bert", batch=64, compiled="no")  # the faster of its two
     page = (ROOT / "docs/speed.md").read_text()
@@ -324,7 +317,7 @@ def test_readme_says_what_was_measured_on_a_gpu():
     positions = paper["steps"] * paper["batch"] * 512
     hours = positions / proj["tokens"] / 3600
     assert f"about {hours:.0f} hours, estimated" in text
-    assert f"needs {proj['gib']:.0f} GiB of memory" in text
+    assert f"and {proj['gib']:.0f} GiB of GPU memory" in text
     default = read_table_rows("gpu-words", name="tiny, B 32", workers="4", compiled="yes")
     words = PRESETS["tiny"]["steps"] * PRESETS["tiny"]["batch"] * 127
     assert words / default["low"] < 120
