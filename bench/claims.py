@@ -21,6 +21,7 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
+    effect_of                   what the paper's lead is of, where ours is of another
     front, unit                 short words for the claim and what was measured, in README's table
     bars                        names of the two sides, in the picture
 
@@ -57,7 +58,7 @@ COLUMNS = """
     script           | script  | s
 """
 FRONT = """
-    claim               | front        | s
+    claim of the paper  | front        | s
     measured            | unit         | s
     lead, 95 % interval | own_lead     | s
     the paper's lead    | claimed_lead | s
@@ -132,7 +133,7 @@ def list_front_cells(claim, here, control):
     """Return the cells of README's table, dict: the two sides, their lead and the paper's."""
     cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="not reported")
     if claim.get("rule") == "at least":  # a speed, in times of the rival's
-        cells["own_lead"] = f"{here['mean']:#.3g} times as fast (timed once)"
+        cells["own_lead"] = f"{here['mean']:#.3g} times as fast"
         if control["mean"] > 1:  # else the claim is ours
             cells["claimed_lead"] = f"{control['mean']:g} times"
         return cells
@@ -140,6 +141,8 @@ def list_front_cells(claim, here, control):
     cells["own_lead"] = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
     if "effect" in claim:
         cells["claimed_lead"] = f"{find_claimed_lead(claim):+.0f} %"
+    if "effect_of" in claim:
+        cells["claimed_lead"] += f" ({claim['effect_of']})"
     return cells
 
 
@@ -188,14 +191,15 @@ def write_verdict(claim):
     """Return the verdict on a claim in the words of README."""
     here, control = read_sides(claim)
     kind, verdict = judge(claim, here, control)
-    holds = kind == "holds"
-    is_less = "effect" in claim and excludes_paper(claim, here, control)
     if claim.get("rule") == "at least":  # a speed may be higher by less than is claimed
-        is_less = not holds
-        holds = here["mean"] > 1
-    if holds and is_less:
-        return "holds, by less than the paper's"
-    return verdict
+        word = "faster" if here["mean"] > 1 else "slower"
+        is_less = kind == "does not hold"
+    else:
+        word = verdict
+        is_less = kind == "holds" and "effect" in claim and excludes_paper(claim, here, control)
+    if is_less:
+        word += ", by less than the paper's"
+    return word
 
 
 # The rule
