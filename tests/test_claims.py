@@ -317,7 +317,7 @@ def test_readme_says_what_was_measured_on_a_gpu():
     positions = paper["steps"] * paper["batch"] * 512
     hours = positions / proj["tokens"] / 3600
     assert f"about {hours:.0f} hours, estimated" in text
-    assert f"and {proj['gib']:.0f} GiB of GPU memory" in text
+    assert f"needs {proj['gib']:.0f} GiB of GPU memory" in text
     default = read_table_rows("gpu-words", name="tiny, B 32", workers="4", compiled="yes")
     words = PRESETS["tiny"]["steps"] * PRESETS["tiny"]["batch"] * 127
     assert words / default["low"] < 120
