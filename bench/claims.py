@@ -21,7 +21,6 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
-    effect_of                   what the paper's lead is of, where ours is of another
     front, unit                 short words for the claim and what was measured, in README's table
     bars                        names of the two sides, in the picture
 
@@ -124,25 +123,17 @@ def list_cells(claim):
     if note:
         row["verdict"] += f". {note}"
     if "front" in claim:
-        row |= list_front_cells(claim, here, control)
-        row["link"] = f"[{write_verdict(claim)}]({script})"
+        row |= list_front_cells(claim) | dict(link=f"[{write_verdict(claim)}]({script})")
     return row
 
 
-def list_front_cells(claim, here, control):
-    """Return the cells of README's table, dict: the two sides, their lead and the paper's."""
-    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="not reported")
-    if claim.get("rule") == "at least":  # a speed, in times of the rival's
-        cells["own_lead"] = f"{here['mean']:#.3g} times as fast"
-        if control["mean"] > 1:  # else the claim is ours
-            cells["claimed_lead"] = f"{control['mean']:g} times"
-        return cells
+def list_front_cells(claim):
+    """Return the cells of README's table, dict: what is claimed, our lead and the paper's."""
     lead, low, high = find_lead(claim)
-    cells["own_lead"] = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
+    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="not reported",
+                 own_lead=f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})")
     if "effect" in claim:
         cells["claimed_lead"] = f"{find_claimed_lead(claim):+.0f} %"
-    if "effect_of" in claim:
-        cells["claimed_lead"] += f" ({claim['effect_of']})"
     return cells
 
 
@@ -191,15 +182,9 @@ def write_verdict(claim):
     """Return the verdict on a claim in the words of README."""
     here, control = read_sides(claim)
     kind, verdict = judge(claim, here, control)
-    if claim.get("rule") == "at least":  # a speed may be higher by less than is claimed
-        word = "faster" if here["mean"] > 1 else "slower"
-        is_less = kind == "does not hold"
-    else:
-        word = verdict
-        is_less = kind == "holds" and "effect" in claim and excludes_paper(claim, here, control)
-    if is_less:
-        word += ", by less than the paper's"
-    return word
+    if kind == "holds" and "effect" in claim and excludes_paper(claim, here, control):
+        return "holds, by less than the paper's"
+    return verdict
 
 
 # The rule
