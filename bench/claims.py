@@ -57,11 +57,11 @@ COLUMNS = """
     script           | script  | s
 """
 FRONT = """
-    claim of the paper  | front        | s
-    measured            | unit         | s
-    lead, 95 % interval | own_lead     | s
-    the paper's lead    | claimed_lead | s
-    holds here?         | link         | s
+    claim               | front    | s
+    measured            | unit     | s
+    lead, 95 % interval | own_lead | s
+    holds here?         | kind     | s
+    run by              | link     | s
 """
 
 
@@ -123,18 +123,18 @@ def list_cells(claim):
     if note:
         row["verdict"] += f". {note}"
     if "front" in claim:
-        row |= list_front_cells(claim) | dict(link=f"[{write_verdict(claim)}]({script})")
+        row |= list_front_cells(claim) | dict(link=f"[{claim['script']}.sh]({script})")
     return row
 
 
 def list_front_cells(claim):
-    """Return the cells of README's table, dict: what is claimed, our lead and the paper's."""
+    """Return what README's table says of a claim, dict: the claim, what was measured, the lead."""
     lead, low, high = find_lead(claim)
-    cells = dict(front=claim["front"], unit=claim["unit"], claimed_lead="not reported",
-                 own_lead=f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})")
-    if "effect" in claim:
-        cells["claimed_lead"] = f"{find_claimed_lead(claim):+.0f} %"
-    return cells
+    front = claim["front"]
+    if "effect" in claim:  # the paper has a number of the same measure
+        front += f" (the paper: {find_claimed_lead(claim):+.0f} %)"
+    own_lead = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
+    return dict(front=front, unit=claim["unit"], own_lead=own_lead)
 
 
 def find_lead(claim):
@@ -176,15 +176,6 @@ def read_paper(claim):
     rival = float(numbers[1])
     assert abs(claimed - rival - claim["effect"]) < 1e-9, claim["paper"]
     return claimed, rival
-
-
-def write_verdict(claim):
-    """Return the verdict on a claim in the words of README."""
-    here, control = read_sides(claim)
-    kind, verdict = judge(claim, here, control)
-    if kind == "holds" and "effect" in claim and excludes_paper(claim, here, control):
-        return "holds, by less than the paper's"
-    return verdict
 
 
 # The rule
