@@ -21,6 +21,7 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
+    paper_has                   text: the setting of the paper's lead, where ours has another
     front, unit                 short words for the claim and what was measured, in README's table
     bars                        names of the two sides, in the picture
 
@@ -132,7 +133,8 @@ def list_front_cells(claim):
     lead, low, high = find_lead(claim)
     front = claim["front"]
     if "effect" in claim:  # the paper has a number of the same measure
-        front += f" (the paper: {find_claimed_lead(claim):+.0f} %)"
+        paper = f"the paper, {claim['paper_has']}" if "paper_has" in claim else "the paper"
+        front += f" ({paper}: {find_claimed_lead(claim):+.0f} %)"
     own_lead = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
     return dict(front=front, unit=claim["unit"], own_lead=own_lead)
 
