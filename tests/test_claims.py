@@ -235,20 +235,24 @@ def test_readme_says_what_its_main_claims_are():
     assert len(rows) == 7
     assert "not decided" not in kinds
     assert all("rule" not in claim or claim["rule"] in ("higher", "lower") for claim in rows)
-    assert f"get [{100 * outside_share_law(64, 8, 256):.0f} % of the attention]" in text
+    law = 100 * outside_share_law(64, 8, 256)
+    assert f"[{law:.0f} %](docs/bert-lsh.md) of it for random" in text
     for claim in rows:
         if "effect" in claim:  # the table's two leads agree with its verdict
             _, low, high = claims.find_lead(claim)
             is_inside = low <= claims.find_claimed_lead(claim) <= high
             assert is_inside != claims.excludes_paper(claim, *claims.read_sides(claim))
-    # what its bullets say
+    # what its bullets say, and the example of a lead
+    proj, emb = claims.read_sides(find_claim("Proj scores higher than Emb 1K, SST-2"))
+    lead, _, _ = claims.find_lead(find_claim("Proj scores higher than Emb 1K, SST-2"))
+    assert f"of {proj['mean']:.1f} and {emb['mean']:.1f} are {lead:+.0f} %" in text
     tokens, table = claims.read_sides(find_claim("α 25 (widths 256, 88), 3,000 steps"))
     assert tokens["mean"] < table["mean"] / 2  # far worse
     loss = {row["name"]: row["loss"] for row in read_json(ROOT / "results/scores.json")["rows"]}
     assert loss["dense"] < loss["lsh"] < loss["random"]
     assert loss["dense-symmetric"] < loss["dense"]
     english = read_table_rows("english", name="english-detect.pt, sst2")
-    assert f"an accuracy of about {english['score']:.0f} %. A bag" in text
+    assert f"a mean accuracy of about {english['score']:.0f} %. A bag" in text
     assert f"without pre-training, gets {english['bag_of_words']:.0f} %" in text
 
 
