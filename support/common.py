@@ -440,21 +440,31 @@ def catch_signals():
 # Files
 
 
+@contextlib.contextmanager
 def lock_output(folder, rank=0):
-    """Make a run's folder and return a context in which rank 0 holds it.
+    """Make a run's folder, and let rank 0 hold it for the block.
 
-    The system releases the lock if we are killed.
+    The system releases the lock if we are killed. A new folder in which nothing was written, as the
+    run was refused, is removed.
 
     Raises:
         InputError: Another run holds the folder.
     """
     if rank > 0:
-        return contextlib.nullcontext()
+        yield
+        return
+    is_new = not os.path.isdir(folder)
     os.makedirs(folder, exist_ok=True)
     try:
-        return acquire_lock(os.path.join(folder, ".lock"), "--out", timeout=0)
+        lock = acquire_lock(os.path.join(folder, ".lock"), "--out", timeout=0)
     except Timeout as error:
         raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
+    try:
+        with lock:
+            yield
+    finally:
+        if is_new and os.listdir(folder) == [".lock"]:
+            remove(folder)
 
 
 def acquire_lock(path, flag, timeout=-1):

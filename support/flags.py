@@ -120,8 +120,12 @@ def inherit_settings(initial, flags):
         raise InputError(f"{source}: expected a checkpoint of pretrain.py.")
     with blame(source):
         inherited = dataclasses.asdict(Config.load(initial["config"]))
+    kinds = dict(preset=PRESETS, split=SPLITS, hash=HASHES, objective=OBJECTIVES)
     for name in INHERITED:
         inherited[name] = run[name]
+        if name in kinds and run[name] not in kinds[name]:  # another version had it
+            raise InputError(f"{source}: expected a {name} of {', '.join(kinds[name])}, got "
+                             f"{run[name]}.")
     if "alpha" in run:  # it has a Bloom map
         inherited["alpha"] = run["alpha"]
     for name, value in flags.items():

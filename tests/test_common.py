@@ -301,7 +301,7 @@ def test_file_system_without_locks_is_named(monkeypatch, tmp_path, error):
     with pytest.raises(InputError, match=f"^{path}.lock: could not be locked .*Use --cache on a"):
         build_once(path, os.mkdir)
     with pytest.raises(InputError, match="Use --out on a local disk"):
-        lock_output(str(tmp_path))
+        lock_output(str(tmp_path)).__enter__()
 
 
 @pytest.mark.parametrize("num_failures, is_renamed", [(1, True), (99, False)])
@@ -340,6 +340,20 @@ def test_build_once_accepts_a_folder_that_another_process_has_built(tmp_path):
     build_once(str(path), build)
     assert sorted(os.listdir(tmp_path)) == ["corpus", "corpus.lock"]
     assert os.listdir(path) == ["ids.bin"]
+
+
+def test_new_folder_of_a_refused_run_is_removed(tmp_path):
+    folder = tmp_path / "new"
+    for names in ([], ["log.jsonl"]):
+        with pytest.raises(InputError):
+            with lock_output(str(folder)):
+                for name in names:
+                    (folder / name).touch()
+                raise InputError
+        assert folder.exists() == bool(names)
+    with lock_output(str(tmp_path)):  # an old one stays
+        pass
+    assert tmp_path.exists()
 
 
 def test_lock_output_is_held_until_the_block_ends(tmp_path):

@@ -24,12 +24,12 @@ import pretrain
 from bloom import BloomMap
 from embeddings import EMBEDDINGS
 from model import Config, Model
-from objectives import IGNORE_INDEX, make_batch
+from objectives import IGNORE_INDEX, OBJECTIVES, make_batch
 from support import plot
 from support.common import Ranks, load_checkpoint, lock_output, num_cores
 from support.flags import build_parser
-from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words
-from tests.helpers import find_port, read_log, run_main, run_ranks, torchrun
+from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, choose_emb, equal_weights
+from tests.helpers import find_port, make_words, read_log, run_main, run_ranks, torchrun
 
 SCRIPTS = ROOT / "tests" / "scripts"
 TWO_STEPS = "--steps 2 --warmup 0 --eval_every 2 --save_every 2 --micro 3 --dropout 0".split()
@@ -92,11 +92,12 @@ def list_kinds():
              ("text", "--emb bloom --split phrases --alpha 3 --vocab 400 --objective sr"),
              ("text", "--emb bloom --split phrases --alpha 3 --vocab 400 --objective hash-mlm"),
              ("text", "--emb lookup --vocab 400 --objective sr"),
-             ("text", "--emb lookup --vocab 400 --objective mlm"),
-             ("text", "--emb lookup --vocab 400 --objective sampled"),
              ("text", "--emb proj --objective hash-mlm"),
-             ("text", "--emb median --objective hash-mlm"),
              ("text", "--attn lsh --lsh_bands 2 --lsh_redraw")]
+    for objective in OBJECTIVES:
+        emb = choose_emb(objective)
+        vocab = "--vocab 400" if emb == "lookup" else ""
+        kinds.append(("text", f"--emb {emb} {vocab} --objective {objective}"))
     embs = {embedding.code_format: emb for emb, embedding in EMBEDDINGS.items()}
     for code_format in sorted(embs.keys() - {"row", "digest"}):
         kinds.append(("text", f"--emb {embs[code_format]} --objective sr"))

@@ -53,16 +53,27 @@ def test_commands_select_tests_and_answers_name_tests():
         assert name in names
 
 
+# a member that a line adds: a class, a line of a dict, a branch
+MEMBER = re.compile(r'class \w+|"\w+": |== "\w+"')
+
+
 def apply_diff(folder, diff):
-    """Change files of a folder. A line of a diff begins with a space, + or -, or is "--- FILE"."""
+    """Change files of a folder. A line of a diff begins with a space, + or -, or is "--- FILE".
+
+    What a diff adds must be new: an exercise may be a contribution, too.
+    """
     for part in re.split(r"^--- ", diff, flags=re.M)[1:]:
         name, *changes = part.rstrip("\n").split("\n")
-        lines = (folder / name).read_text(encoding="utf-8").split("\n")
+        code = (folder / name).read_text(encoding="utf-8")
+        lines = code.split("\n")
         place = None  # of the next line
         first = []  # added before the first line that is there already
         for change in changes:
             mark = change[:1]
             text = change[1:]
+            if mark == "+":
+                for member in MEMBER.findall(text):
+                    assert member not in code, f"{name} has {member} already: change the exercise"
             if mark == "+" and place is None:
                 first.append(text)
             elif mark == "+":

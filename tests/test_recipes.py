@@ -5,9 +5,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import torch
 
 import pretrain
 from model import Config
+from support.common import load_checkpoint
 from tests.commands import RUNS, list_run_commands, split_command
 from tests.helpers import assert_refused, run_main
 
@@ -140,6 +142,15 @@ def test_flags_that_contradict_are_refused_before_any_file_is_made(tmp_path, fla
 def test_init_from_with_another_size_or_hash_is_refused(sr_run, flag, value):
     flags = ["--init_from", sr_run, f"--{flag}", value]
     assert_refused(pretrain.main, flags, f"--{flag}: expected", "--init_from")
+
+
+@pytest.mark.parametrize("name", ["preset", "split", "hash", "objective"])
+def test_init_from_with_a_kind_that_is_no_more_is_refused(sr_run, tmp_path, name):
+    checkpoint = load_checkpoint(str(sr_run))
+    checkpoint["run"] = checkpoint["run"] | {name: "gone"}
+    torch.save(checkpoint, tmp_path / "ckpt.pt")
+    flags = ["--init_from", tmp_path, "--out", tmp_path / "out"]
+    assert_refused(pretrain.main, flags, f"expected a {name} of", "got gone")
 
 
 def test_init_from_with_another_key_does_not_print_it(sr_run):
