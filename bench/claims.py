@@ -21,7 +21,6 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
-    paper_has                   text: the setting of the paper's lead, where ours has another
     front, unit                 short words for the claim and what was measured, in README's table
     bars                        names of the two sides, in the picture
 
@@ -43,7 +42,7 @@ CONFIDENCE = 0.95
 VERDICTS = {  # kind of a verdict -> how the counts name it
     "holds": "{} hold",
     "does not hold": "{} do not",
-    "equal": "{} are equal within the δ that was said before",
+    "equal": "{} equal within the δ that was said before",
     "excluded": "for {} the paper's effect is excluded at this size",
     "not decided": "{} are not decided",
 }
@@ -131,12 +130,8 @@ def list_cells(claim):
 def list_front_cells(claim):
     """Return what README's table says of a claim, dict: the claim, what was measured, the lead."""
     lead, low, high = find_lead(claim)
-    front = claim["front"]
-    if "effect" in claim:  # the paper has a number of the same measure
-        paper = f"the paper, {claim['paper_has']}" if "paper_has" in claim else "the paper"
-        front += f" ({paper}: {find_claimed_lead(claim):+.0f} %)"
     own_lead = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
-    return dict(front=front, unit=claim["unit"], own_lead=own_lead)
+    return dict(front=claim["front"], unit=claim["unit"], own_lead=own_lead)
 
 
 def find_lead(claim):

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Superbloom, Tables 2 and 3 in small, models of equal size, over draws of the maps: two hash tokens
-#     against a table; six layers against a wide one.
-# Makes: results/equal.json, layers.json, walks.json and prior-pages.json. Runs in the first two are
-#     not trained again. Those of alpha 25 and of width 16 have never run.
+#     against a table and random walks; a full softmax against a sampled one; six layers against a
+#     wide one.
+# Makes: results/equal.json, sampled-turns.json, layers.json, walks.json and prior-pages.json. Runs
+#     in the first three are not trained again. Those of alpha 25 and of width 16 have never run.
 # Data: simplewiki.jsonl.gz, the links of each page of the Simple English Wikipedia of April 2007.
 # Hardware: one CPU core, 20 minutes for 6,000 steps, 3 for a run of layers.
 # Differs from the paper: the preset superbloom-small, alpha 4 and 25, no dropout. The table of width 16
@@ -12,7 +13,7 @@ cd "$(dirname "$0")/.."
 
 pretrain() {  # variant, draw, flags
     local name=$1-$2
-    grep -qs "\"$name\"" results/equal.json results/layers.json ||
+    grep -qs "\"$name\"" results/{equal,sampled-turns,layers}.json ||
         python pretrain.py --preset superbloom-small --data simplewiki.jsonl.gz --dropout 0 \
             --seed $2 "${@:3}" --out out/$name
 }
@@ -34,8 +35,10 @@ for draw in 0 1 2 3 4 5; do
 done
 python -m bench.draws recall --runs 'out/layers-*' --data simplewiki.jsonl.gz \
     --known results/layers.json --json results/layers.json
-python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz \
+python -m bench.draws recall --runs 'out/sets-t*' --data simplewiki.jsonl.gz \
     --known results/equal.json --json results/equal.json
+python -m bench.draws recall --runs 'out/sets-sampled-*' --data simplewiki.jsonl.gz \
+    --known results/sampled-turns.json --json results/sampled-turns.json
 python -m bench.draws neighbors --data simplewiki.jsonl.gz --json results/walks.json
 python -m bench.superbloom prior --runs out/sets-tokens-alpha4-0 out/sets-tokens-alpha4-1 \
     out/sets-tokens-alpha4-2 out/sets-tokens-alpha4-3 --data simplewiki.jsonl.gz \
