@@ -23,6 +23,7 @@ def run_block(folder):
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None) or ""
         is_found = path.startswith(tuple(f"{place}/" for place in places))
+        is_found |= name in ("data", "support")  # without __init__.py they have no file
         if is_found and name != "__main__":
             del sys.modules[name]
 
