@@ -249,9 +249,6 @@ def test_readme_says_what_its_main_claims_are():
     assert "the paper has a lead of 41 %" in text and "where the paper's is 3 % lower" in text
     tokens, table = claims.read_sides(find_claim("α 25 (widths 256, 88), 3,000 steps"))
     assert tokens["mean"] < table["mean"] / 2  # far worse
-    loss = {row["name"]: row["loss"] for row in read_json(ROOT / "results/scores.json")["rows"]}
-    assert loss["dense"] < loss["lsh"] < loss["random"]
-    assert loss["dense-symmetric"] < loss["dense"]
     english = read_table_rows("english", name="english-detect.pt, sst2")
     assert f"a mean accuracy of about {english['score']:.0f} %. A bag" in text
     assert f"without pre-training, gets {english['bag_of_words']:.0f} %" in text

@@ -285,7 +285,7 @@ def test_table_of_embeddings_and_help_name_each_member():
     for flag, names in dict(emb=EMBEDDINGS, hash=HASHES, objective=OBJECTIVES, task=tasks).items():
         for name in names:
             # an embedding stands in a sentence; others in a list, "mlm, sampled: predict ..."
-            pattern = rf"\b{name}\b" if flag == "emb" else rf"\b{name}[:,]"
+            pattern = rf"\b{name}\b" if flag == "emb" else rf"(?<![\w-]){name}[:,]"
             assert re.search(pattern, help_of[flag]), f"the help of --{flag} lacks {name}"
 
 
