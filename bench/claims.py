@@ -42,7 +42,7 @@ CONFIDENCE = 0.95
 VERDICTS = {  # kind of a verdict -> how the counts name it
     "holds": "{} hold",
     "does not hold": "{} do not",
-    "equal": "{} found equal within the δ that was said before",
+    "equal": "{} turned out equal within the δ that was said before",
     "excluded": "for {} the paper's effect is excluded at this size",
     "not decided": "{} are not decided",
 }

@@ -85,8 +85,8 @@ def bench_neighbors(args):
     for name, is_hit in zip(NEIGHBORS, is_first.T):
         hits = np.bincount(rows, is_hit)  # (S,)
         recall = 100 * hits * len(hits) / len(rows)  # as of measure_sets
-        yield dict(name=name, seeds=0, n=len(hits), recall=float(recall.mean()),
-                   recall_rows=write_rows(recall), sizes=" ".join(map(str, sizes)))
+        row = dict(name=name, seeds=0, n=len(hits), recall=float(recall.mean()))
+        yield row | dict(recall_rows=write_rows(recall), sizes=" ".join(map(str, sizes)))
 
 
 def collect(args, key, measure):

@@ -314,7 +314,9 @@ def test_readme_says_what_was_measured_on_a_gpu():
         row = read_table_rows("gpu-attention", dtype="bfloat16", data="random", L=L)
         ratio[L] = row["dense"] / row["flex"]
     assert ratio[8_192] < 1 < ratio[16_384]
-    assert "from 16,384 on a GPU" in text
+    assert "from 1,024 positions on a CPU, from 16,384 on a GPU" in text
+    speed = {L: read_table_rows("attention", L=L)["ratio"] for L in (512, 1024)}
+    assert speed[512] < 1 < speed[1024]
     proj = read_table_rows("gpu-steps", batch=64, compiled="yes")
     bert = read_table_rows("gpu-bert", batch=64, compiled="no")  # the faster of its two
     page = (ROOT / "docs/speed.md").read_text()
