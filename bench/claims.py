@@ -21,8 +21,8 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
-    front, unit                 short words for the claim and what was measured, in README's table
-    bars                        names of the two sides, in the picture
+    measured, sides             of a row of README's table: what was measured, and short names of
+                                the two sides. The picture has these rows, too
 
     python -m bench.figures readme      write the tables anew
 """
@@ -56,12 +56,23 @@ COLUMNS = """
     holds here?      | verdict | s
     script           | script  | s
 """
-FRONT = """
-    claim               | front    | s
-    measured            | unit     | s
-    lead, 95 % interval | own_lead | s
-    holds here?         | kind     | s
-    run by              | link     | s
+# README's two tables
+COSTS = """
+    method        | method   | s
+    in place of   | rival    | s
+    saves         | saves    | s
+    measured      | measured | s
+    its score     | score    | s
+    the other's   | other    | s
+    the method is | verdict  | s
+"""
+BESIDE = """
+    method        | method   | s
+    beside        | rival    | s
+    measured      | measured | s
+    its score     | score    | s
+    the other's   | other    | s
+    the method is | verdict  | s
 """
 
 
@@ -72,14 +83,12 @@ def list_tables():
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         rows = [list_cells(claim) for claim in claims]
         yield f"claims {paper}", markdown(rows, COLUMNS)
-        chosen = [row for row in rows if "front" in row]
-        if chosen:
-            chosen[0]["front"] = f"**{paper}**: {chosen[0]['front']}"
-        front += chosen
+        front += [list_front_cells(paper, claim) for claim in claims if "sides" in claim]
         for row in rows:
             owner = "ours" if row["place"].startswith("none") else "papers"
             counts[owner][row["kind"]] += 1
-    yield "front claims", markdown(front, FRONT)
+    yield "claims costs", markdown([row for row in front if row["saves"]], COSTS)
+    yield "claims beside", markdown([row for row in front if not row["saves"]], BESIDE)
     # a sentence for the papers' claims, and one for ours
     text = ""
     names = {
@@ -97,7 +106,7 @@ def list_tables():
 
 
 def list_cells(claim):
-    """Return the row of both tables, dict, from a row of docs/claims.json."""
+    """Return the row of a table of docs/claims.md, dict, from a row of docs/claims.json."""
     here, control = read_sides(claim)
     difference = compare(claim, here, control)
     kind, verdict = judge(claim, here, control)
@@ -122,16 +131,29 @@ def list_cells(claim):
         note = f"{note} Trained at another time.".lstrip()
     if note:
         row["verdict"] += f". {note}"
-    if "front" in claim:
-        row |= list_front_cells(claim) | dict(link=f"[{claim['script']}.sh]({script})")
     return row
 
 
-def list_front_cells(claim):
-    """Return what README's table says of a claim, dict: the claim, what was measured, the lead."""
-    lead, low, high = find_lead(claim)
-    own_lead = f"{lead:+.0f} % ({low:+.0f} to {high:+.0f})"
-    return dict(front=claim["front"], unit=claim["unit"], own_lead=own_lead)
+def list_front_cells(paper, claim):
+    """Return a row of README's tables, dict: the two sides, their scores, and the verdict."""
+    here, control = read_sides(claim)
+    difference, limit, _ = compare(claim, here, control)
+    scale = 100 if claim.get("whole") == 1 else 1  # a share, as a percentage
+    numbers = [scale * number for number in (here["mean"], control["mean"], difference, limit)]
+    # the fewest digits with which a reader's subtraction is right, and ± is not 0
+    for digits in range(1, 5):
+        own, other, gap, error = [round(number, digits) for number in numbers]
+        if round(own - other, digits) == gap and error > 0:
+            break
+    side, rival = claim["sides"]
+    is_better = (difference > 0) == (claim.get("rule", "higher") == "higher")
+    verdict = f"{'better' if is_better else 'worse'} by {abs(gap):.{digits}f} ± {error:.{digits}f}"
+    kind, _ = judge(claim, here, control)
+    if kind == "not decided":
+        verdict = f"undecided ({verdict})"
+    return dict(method=f"**{paper}**, {side}", rival=rival, saves=claim.get("saves"),
+                measured=claim["measured"], verdict=verdict,
+                score=f"{own:.{digits}f}", other=f"{other:.{digits}f}")
 
 
 def find_lead(claim):

@@ -221,7 +221,7 @@ def draw_effects():
     rows = []
     for paper, listed in read_json(ROOT / "docs/claims.json").items():
         for claim in listed:
-            if "front" in claim:
+            if "sides" in claim:
                 rows.append((paper, claim))
     names = []
     with new_figure("effects", (9.5, 0.8 + 0.45 * len(rows))) as [axis]:

@@ -3,8 +3,8 @@
 #     against a table and random walks; a full softmax against a sampled one; six layers against a
 #     wide one.
 # Makes: results/equal.json, sampled-turns.json, layers.json, walks.json and prior-pages.json. Runs
-#     in the first three are not trained again. Those of alpha 25 and of width 16, and the last
-#     of sampled-d256, have never run.
+#     in the first three are not trained again. Those of alpha 25 and of width 16 have never
+#     run.
 # Data: simplewiki.jsonl.gz, the links of each page of the Simple English Wikipedia of April 2007.
 # Hardware: one CPU core, 20 minutes for 6,000 steps, 3 for a run of layers.
 # Differs from the paper: the preset superbloom-small, alpha 4 and 25, no dropout. The table of width 16

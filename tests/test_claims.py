@@ -229,29 +229,47 @@ def test_counts_add_up_to_the_claims():
 def test_readme_says_what_its_main_claims_are():
     rows = []
     for listed in read_json(ROOT / "docs/claims.json").values():
-        rows += [claim for claim in listed if "front" in claim]
-    kinds = [claims.judge(claim, *claims.read_sides(claim))[0] for claim in rows]
+        rows += [claim for claim in listed if "sides" in claim]
     text = (ROOT / "README.md").read_text()
-    assert len(rows) == 7
-    assert "not decided" not in kinds
-    assert all("rule" not in claim or claim["rule"] in ("higher", "lower") for claim in rows)
-    for claim in rows:
-        if "effect" in claim:  # the lead agrees with the verdict
-            _, low, high = claims.find_lead(claim)
-            is_inside = low <= claims.find_claimed_lead(claim) <= high
-            assert is_inside != claims.excludes_paper(claim, *claims.read_sides(claim))
-    # what its bullets say
-    leads = []
-    for claim in rows:
-        if "effect" in claim:
-            leads.append(claims.find_claimed_lead(claim))
-    assert [round(lead) for lead in leads] == [41, 41, 3]
-    assert "the paper has a lead of 41 %" in text and "where the paper's is 3 % lower" in text
-    tokens, table = claims.read_sides(find_claim("α 25 (widths 256, 88), 3,000 steps"))
-    assert tokens["mean"] < table["mean"] / 2  # far worse
+    assert len(rows) == 11
+    assert all(claim.get("rule", "higher") in ("higher", "lower") for claim in rows)
+    # what it says beside its tables
+    table = find_claim("α 4 (widths 256, 168), each item asked for in turn")
+    dense = find_claim("LSH attention of new hyperplanes in every training step has the lower")
+    assert "by {} to {} %".format(*claims.read_paper(table)) in text
+    assert "{:.2f} to {:.2f}".format(*claims.read_paper(dense)) in text
+    parameters = {}
+    for file, name in (("sst2", "proj, lsh"), ("bertmlm", "lookup of BPE pieces, MLM"),
+                       ("gaps-4000", "median"), ("untied-4000", "20,000 words, not tied"),
+                       ("simplewiki", "superbloom, 0 of 2 maps coherent"),
+                       ("sampled", "lookup, as wide, sampled softmax (d 256)")):
+        parameters[file] = read_table_rows(file, name=name)["parameters"]
+    for own, other in (("sst2", "bertmlm"), ("simplewiki", "sampled"), ("gaps-4000", "untied-4000")):
+        assert f"{100 * (1 - parameters[own] / parameters[other]):.0f} % of the parameters" in text
+    speed = read_table_rows("attention", L=1024)["ratio"]
+    assert 1.8 < speed < 2.2  # half of the time
     english = read_table_rows("english", name="english-detect.pt, sst2")
-    assert f"a mean accuracy of about {english['score']:.0f} %. A bag" in text
+    assert f"has {english['score']:.1f} % on SST-2" in text
+    assert f"mean accuracy is about {english['score']:.0f} %. A bag" in text
     assert f"without pre-training, gets {english['bag_of_words']:.0f} %" in text
+
+
+@pytest.mark.parametrize("here, control, changes, cells", [
+    # 76.43 and 82.20 are 5.77 apart, and 76.4 and 82.2 as far as the means: 5.8
+    (make_value(76.43), make_value(82.196, name="b"), {}, ("76.4", "82.2", "worse by 5.8 ± 2.3")),
+    (make_value(76.43), make_value(82.196, name="b"), dict(rule="lower"),
+     ("76.4", "82.2", "better by 5.8 ± 2.3")),
+    (make_value(14.943), make_value(13.764, 1.0, name="b"), {},
+     ("14.94", "13.76", "undecided (better by 1.18 ± 2.27)")),
+    (make_value(0.035, 0.001), make_value(0.114, 0.001, name="b"), dict(whole=1),
+     ("3.5", "11.4", "worse by 7.9 ± 0.2")),
+])
+def test_row_of_readme_subtracts_rightly(here, control, changes, cells, monkeypatch):
+    monkeypatch.setattr(claims, "read_sides", lambda claim: (here, control))
+    claim = changes | dict(sides=["ours", "another"], measured="a score")
+    row = claims.list_front_cells("A", claim)
+    assert (row["score"], row["other"], row["verdict"]) == cells
+    assert row["method"] == "**A**, ours"
 
 
 def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
