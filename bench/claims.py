@@ -21,8 +21,9 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
-    measured, sides             of a row of README's table: what was measured, and short names of
+    measured, sides             of a row of README's tables: what was measured, and short names of
                                 the two sides. The picture has these rows, too
+    saves                       what the method saves. Rows with it are README's first table
 
     python -m bench.figures readme      write the tables anew
 """
