@@ -42,25 +42,38 @@ from hashlib import md5
 import numpy as np
 
 
-# Text to words
+# Text to words: PATTERNS finds them, and normalize_word turns what is written into what is hashed
 #
-# 1. PATTERNS finds the words of a text. Marks are no letters to it, so it reads replace_marks(text)
-# 2. normalize_word turns what is written into what is hashed
-#
-#     text              "E\u0301te\u0301!"       E, accent, t, e, accent, !
-#     replace_marks     "EEtee!"              of the same length
-#     PATTERNS          (0, 5)  (5, 6)        places of words, in both texts
+#     text              "E\u0301te\u0301!"      E, accent, t, e, accent, !
+#     PATTERNS          (0, 5)  (5, 6)        places of words
 #     normalize_word    "été"  "!"
 
-PATTERNS = {
-    "regex": re.compile(r"\w+|[^\w\s\ufeff\u200b\0-\x1f\x7f-\x9f]+"),
-    "space": re.compile(r"[^\s\ufeff\u200b\0-\x1f\x7f-\x9f]+"),
-}
+
+def find_marks():
+    """Return all combining marks (Mn, Mc, Me), such as accents, as ranges: those of [...]."""
+    kinds = "".join(unicodedata.category(chr(code))[0] for code in range(0x20000))  # M: a mark
+    ranges = ["\U000e0100-\U000e01ef"]  # the only ones from 0x20000 on
+    for run in re.finditer("M+", kinds):
+        ranges.append(f"{chr(run.start())}-{chr(run.end() - 1)}")
+    return "".join(ranges)
+
+
+# Characters, as a regular expression has them in [...]
+SEPARATORS = r"\s\ufeff\u200b\0-\x1f\x7f-\x9f"
+MARKS = find_marks()
 JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen
 # no part of a word: marks of direction, word joiner, invisible operators of formulas, and marks of
 # annotations, shorthand, music and languages
-INVISIBLE = re.compile("[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u206f\ufff9-\ufffb"
-                       "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001]")
+HIDDEN = ("\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u206f\ufff9-\ufffb"
+          "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001")
+INVISIBLE = re.compile(f"[{HIDDEN}]")
+SKIP = JOINERS + HIDDEN  # no word begins with them
+
+PATTERNS = {
+    # letters, each with its marks, or other symbols with theirs
+    "regex": re.compile(rf"\w[\w{MARKS}{SKIP}]*|[^\w{SEPARATORS}{SKIP}][^\w{SEPARATORS}]*"),
+    "space": re.compile(rf"[^{SEPARATORS}{SKIP}][^{SEPARATORS}]*"),
+}
 
 
 def split_words(text, how="regex"):
@@ -79,7 +92,7 @@ def split_words(text, how="regex"):
     """
     words = []
     spans = []
-    for match in PATTERNS[how].finditer(replace_marks(text)):
+    for match in PATTERNS[how].finditer(text):
         start, end = match.span()
         words.append(normalize_word(text[start:end]))
         spans.append((start, end))
@@ -97,39 +110,11 @@ def normalize_word(word):
     return unicodedata.normalize("NFC", word)
 
 
-def replace_marks(text):
-    """Return text, of the same length, in which no accent or vowel sign cuts a word.
-
-    Each mark becomes the letter before it. An invisible mark or a joiner that begins a word becomes
-    a space.
-    """
-    # each distinct character once: a long text has few, and most texts have no marks
-    if not any(is_mark(letter) for letter in set(text)):
-        return text
-    letters = [" "]  # as if a separator came first
-    for letter in text:
-        if is_mark(letter):
-            if PATTERNS["space"].match(letters[-1]):  # not after a separator
-                letter = letters[-1]
-            elif letter in JOINERS or INVISIBLE.match(letter):
-                letter = " "
-        letters.append(letter)
-    return "".join(letters[1:])
-
-
-def is_mark(letter):
-    """Return whether a character is a combining mark (Mn, Mc, Me), a joiner or invisible."""
-    is_combining = unicodedata.category(letter)[0] == "M"
-    return is_combining or letter in JOINERS or INVISIBLE.match(letter) is not None
-
-
 def list_words(text, how="regex"):
     """Return the words of split_words without their spans, about twice as fast."""
-    if text.isascii():  # no letter has a mark, or another form
+    if text.isascii():
         return PATTERNS[how].findall(text.lower())
-    if replace_marks(text) == text:  # else a word would be cut at its marks
-        return [normalize_word(word) for word in PATTERNS[how].findall(text)]
-    return split_words(text, how)[0]
+    return [normalize_word(word) for word in PATTERNS[how].findall(text)]
 
 
 # Words to digests, bits and buckets of MD5

@@ -8,6 +8,8 @@ import hmac
 import json
 import math
 import re
+import sys
+import unicodedata
 from collections import Counter
 from itertools import combinations
 
@@ -98,6 +100,14 @@ def test_normalize_word_by_hand(word, expected):
 def test_invisible_characters_go_and_marks_stay_with_their_letter(text, words, spans):
     assert hashing.split_words(text) == (words, spans)
     assert hashing.list_words(text) == words
+
+
+def test_marks_are_those_of_unicode():
+    """Of Python's version of Unicode: a mark that is missing here would cut words."""
+    pattern = re.compile(f"[{hashing.MARKS}]")
+    for letter in map(chr, range(sys.maxunicode + 1)):
+        is_mark = unicodedata.category(letter)[0] == "M"
+        assert is_mark == (pattern.match(letter) is not None)
 
 
 def test_ngrams_of_a_long_word_are_bounded():
