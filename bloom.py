@@ -228,7 +228,8 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
         bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
         k: int, items to return, N at most.
         score: a key of SCORES. An item of score -inf is never returned.
-        exclude: int64 (P, E), items that may not be returned, below N, -1 for none; or None.
+        exclude: int64 (P, E), items that may not be returned, below N; -1 stands for no item. None
+            excludes none.
         prior: float (N,), finite, which is added to the score of each item, as
             coherent.popularity_prior returns it; or None.
 
@@ -239,6 +240,35 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
         ValueError: If logp, exclude or prior does not fit, or logp has NaN.
     """
     exclude, prior = read_query(logp, bloom_map, exclude, prior)  # (P, E), (N,) or None
+    return score_all(logp, bloom_map, k, score, exclude, prior)
+
+
+def read_query(logp, bloom_map, exclude, prior):
+    """Return exclude, (P, 0) for None, and prior, in the dtype and on the device of logp.
+
+    Raises a ValueError for what a search would answer wrongly in silence.
+    """
+    if logp.shape[1:] != (bloom_map.m, bloom_map.num_buckets):
+        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.num_buckets}), "
+                         f"got {[*logp.shape]}.")
+    if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
+        raise ValueError("logp: expected log-probabilities, got NaN.")
+    if exclude is None:
+        exclude = torch.empty(len(logp), 0, dtype=torch.int64, device=logp.device)
+    # a mask of bool (P, N) would be read as the items 0 and 1
+    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
+        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
+                         f"got {exclude.dtype} {[*exclude.shape]}.")
+    if prior is not None:
+        prior = prior.to(logp)
+        if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN ranks first
+            raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
+                             f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
+    return exclude, prior
+
+
+def score_all(logp, bloom_map, k, score, exclude, prior):
+    """Return what exhaustive returns, from what read_query has checked."""
     digest, _ = bloom_map.tables_on(logp.device)  # (N, m)
     k = min(k, bloom_map.n_items)
     ids = torch.empty(len(logp), k, dtype=torch.int64, device=logp.device)
@@ -377,7 +407,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
 def search_round(logp, bloom_map, k, beam, score, exclude, prior):
     """Return the Found of one round, by the steps of beam_search_reference."""
     if beam >= bloom_map.num_buckets:  # no item is outside
-        ids, scores = exhaustive(logp, bloom_map, k, score, exclude, prior)
+        ids, scores = score_all(logp, bloom_map, k, score, exclude, prior)
         num_scored = torch.full_like(ids[:, 0], bloom_map.n_items)
         certified = torch.ones_like(num_scored, dtype=torch.bool)
         return Found(ids, scores, certified, num_scored)
@@ -524,33 +554,6 @@ def mix_bits(x):
     x = x ^ (x >> np.uint64(27))
     x = x * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-# The arguments of a search
-
-
-def read_query(logp, bloom_map, exclude, prior):
-    """Return exclude, (P, 0) for None, and prior, in the dtype and on the device of logp.
-
-    Raises a ValueError for what a search would answer wrongly in silence.
-    """
-    if logp.shape[1:] != (bloom_map.m, bloom_map.num_buckets):
-        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.num_buckets}), "
-                         f"got {[*logp.shape]}.")
-    if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
-        raise ValueError("logp: expected log-probabilities, got NaN.")
-    if exclude is None:
-        exclude = torch.empty(len(logp), 0, dtype=torch.int64, device=logp.device)
-    # a mask of bool (P, N) would be read as the items 0 and 1
-    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
-        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
-                         f"got {exclude.dtype} {[*exclude.shape]}.")
-    if prior is not None:
-        prior = prior.to(logp)
-        if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN ranks first
-            raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
-                             f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
-    return exclude, prior
 
 
 # Demo
