@@ -283,17 +283,25 @@ class MaskedWords(Objective):
 
         hits            int64 (3,), how many words are among the model's best 1, 10 and 20
         label_counts    int64 (k, C), how often each class is a label
+        ...             the counts of rank_labels
         """
         classes = self.find_classes(batch.scored_labels())
+        ranks, counts = self.rank_labels(logits, batch)
         return dict(
-            hits=count_hits(self.find_ranks(logits, batch)),
-            label_counts=count_classes(classes, logits.shape[-1]))
+            hits=count_hits(ranks),
+            label_counts=count_classes(classes, logits.shape[-1]),
+            **counts)
 
-    def find_ranks(self, logits, batch):
-        """Return how many words score at least as much as each correct one, int64 (M,)."""
+    def rank_labels(self, logits, batch):
+        """Rank each correct word among all; a subclass that ranks otherwise has its own.
+
+        Returns:
+            ranks: int64 (M,), how many other words score at least as much.
+            counts: dict of tensors, what else a subclass counts for its metrics.
+        """
         words = batch.scored_labels() - FIRST_WORD_ID
         scores = logits[:, FIRST_WORD_ID:]  # (M, W): special tokens are never predicted
-        return rank_scores(scores, words, self.find_excluded(batch))
+        return rank_scores(scores, words, self.find_excluded(batch)), {}
 
     def find_excluded(self, batch):
         """Return the words that are no predictions of each scored position, int64 (M, E).
@@ -421,16 +429,17 @@ class MaskedHashes(MaskedWords):
 
     # Evaluation
 
-    def tally(self, logits, batch):
-        """Return the dict of MaskedWords and hashes_right, int64 (), of all M·k hashes."""
-        classes = self.find_classes(batch.scored_labels())
-        is_right = logits.argmax(-1) == classes  # (M, k)
-        return dict(super().tally(logits, batch), hashes_right=is_right.sum())
-
-    def find_ranks(self, logits, batch):
+    def rank_labels(self, logits, batch):
+        """Rank each correct word by the scores of its buckets, and count hashes_right."""
         words = batch.scored_labels() - FIRST_WORD_ID
         digests = self.targets[FIRST_WORD_ID:]  # (W, k)
-        return rank_words(logits.log_softmax(-1), digests, words, self.find_excluded(batch))
+        ranks = rank_words(logits.log_softmax(-1), digests, words, self.find_excluded(batch))
+        return ranks, dict(hashes_right=self.count_right_hashes(logits, batch))
+
+    def count_right_hashes(self, logits, batch):
+        """Return how many of the M·k hashes have the largest logit, int64 ()."""
+        is_right = logits.argmax(-1) == self.find_classes(batch.scored_labels())  # (M, k)
+        return is_right.sum()
 
     def metrics(self, sums):
         metrics = super().metrics(sums)
@@ -464,25 +473,21 @@ class MaskedDigests(MaskedHashes):
 
     # Evaluation
 
-    def tally(self, logits, batch):
-        """Return the dict of MaskedHashes and certified, int64 ().
+    def rank_labels(self, logits, batch):
+        """Find the place of each correct item among the best; MAX_RECALL: it is not there.
 
-        That is for how many positions one round of search, with a beam of 20, proves that it has
-        found the best 20 items.
+        certified counts for how many positions one round of search, with a beam of 20, proves that
+        it has found the best 20 items.
         """
-        found = self.search(logits, batch, rounds=1)
-        return dict(super().tally(logits, batch), certified=found.certified.sum())
-
-    def find_ranks(self, logits, batch):
-        """Return the places of the correct items among the best ones; MAX_RECALL: not there."""
-        found = self.search(logits, batch, rounds=None)  # until the best are proved
-        return rank_in_lists(found.ids, batch.scored_labels() - FIRST_WORD_ID)
-
-    def search(self, logits, batch, rounds):
-        """Search for the MAX_RECALL best items, from logits (M, k, k·S)."""
-        logp = hash_logp(logits, self.bloom_map)
+        logp = hash_logp(logits, self.bloom_map)  # (M, k, S less special tokens)
         exclude = self.find_excluded(batch)
-        return beam_search(logp, self.bloom_map, MAX_RECALL, rounds=rounds, exclude=exclude)
+        one_round = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=exclude)
+        # the ranks are those of a search until the best are proved
+        best = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=exclude)
+        ranks = rank_in_lists(best.ids, batch.scored_labels() - FIRST_WORD_ID)
+        return ranks, dict(
+            hashes_right=self.count_right_hashes(logits, batch),
+            certified=one_round.certified.sum())
 
     def metrics(self, sums):
         metrics = super().metrics(sums)
