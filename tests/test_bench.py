@@ -14,8 +14,8 @@ import torch
 
 import attention as lsh_attention
 import pretrain
-from bench import attention, attention_controls, claims, copies, figures, gpu, harness
-from bench import hashformers, sketch, superbloom, topics, training
+from bench import attention, claims, copies, figures, gpu, harness, hashformers
+from bench import sketch, superbloom, topics, training
 from data.splitters import BPE
 from hashing import MD5, sketch_index
 from model import Config
@@ -206,17 +206,6 @@ def test_attention_flops_match_paper():
     assert many["hashing"] == 5_120 * 4
 
 
-def test_random_buckets_are_those_of_the_layer_in_another_order():
-    layer = lsh_attention.SelfAttention(32, 4, attn="lsh")
-    q = torch.randn(3, 4, 40, 8)
-    hashes = (layer.planes, layer.coef, layer.num_buckets)
-    buckets = lsh_attention.simhash(q, *hashes)
-    with attention_controls.use_random_pairs():
-        control = lsh_attention.simhash(q, *hashes)
-    assert not torch.equal(buckets, control)
-    assert torch.equal(buckets.sort(-1).values, control.sort(-1).values)
-
-
 def test_attention_in_one_bucket_has_all_pairs_and_the_work_of_hashing(monkeypatch, one_process):
     monkeypatch.setattr(lsh_attention, "simhash", lambda x, *_: 0 * x[..., 0].long().unsqueeze(2))
     [row] = run_bench(attention, "attention", positions=128, lengths=(64,), rounds=1)
@@ -285,12 +274,6 @@ def test_bench_collect_averages_the_seeds_of_a_model_and_compares_with_bert(tmp_
     assert bag["average"] == 2
     with pytest.raises(InputError, match="--runs: .*proj-lsh-7"):
         hashformers.bench_collect(Namespace(runs=[*runs, str(tmp_path / "proj-lsh-7")]))
-
-
-def test_erratum_retention_of_1k_rows_does_not_drop_20_percent():
-    """[HF §5.2] prints "20%~26%" for the drop from 50K rows, of averages of [HF Table 2]."""
-    assert 100.5 - 84.0 == pytest.approx(16.5)  # MD5
-    assert 95.6 - 80.8 == pytest.approx(14.8)  # LSH
 
 
 def test_bench_repeats_counts_words_that_stand_twice_in_a_window(tmp_path):

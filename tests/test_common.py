@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from model import Config
 from support import common
 from support.common import InputError, blame, build_once, load_checkpoint, lock_output, reading
 from support.common import save_checkpoint
@@ -436,16 +435,6 @@ def path(tmp_path):
     path = tmp_path / "ckpt.pt"
     save_checkpoint(str(path), tiny_model(), dict(split="regex"), step=1)
     return path
-
-
-def test_checkpoint_round_trip_is_exact(path):
-    parts = load_checkpoint(str(path.parent))  # of a folder, its ckpt.pt
-    model = tiny_model()
-    assert parts["step"] == 1
-    assert Config(**parts["config"]) == model.config
-    assert parts["tokenizer"] == dict(split="regex")
-    for name, weight in model.state_dict().items():
-        assert torch.equal(parts["model"][name], weight)
 
 
 class Evil:

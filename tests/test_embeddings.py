@@ -71,12 +71,6 @@ def test_proj_of_low_precision_is_zero_for_equal_bits(dtype, scale):
     assert low.weight.grad.isfinite().all()
 
 
-def test_proj_of_flipped_bits_is_the_opposite_vector():
-    module = embeddings.ProjEmbedding(128, 5)
-    bits = torch.randint(2, (9, 128))
-    torch.testing.assert_close(module(1 - bits), -module(bits))
-
-
 # Several hash functions
 
 

@@ -6,9 +6,6 @@ test_finetune.py; that a misspelling is near its word in test_all.py.
 
 import contextlib
 import json
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +28,7 @@ from model import Config, Model
 from support import predict_file, runner
 from support.candidates import embed_words
 from support.common import InputError, load_checkpoint, save_checkpoint
-from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
+from tests.helpers import assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
 WORDS = [*make_words(50), "cat", "the"]
@@ -423,21 +420,6 @@ def test_file_without_the_columns_is_refused(paths, tmp_path, model, content, fl
     path = tmp_path / "in.csv"
     path.write_text(content)
     assert_refused(infer.main, ["--ckpt", paths[model], "--file", path, *flags], path, message)
-
-
-def test_ctrl_c_ends_with_code_130(paths, tmp_path):
-    """After its first object, in the middle of a file."""
-    path = tmp_path / "in.txt"
-    path.write_text("the cat\n" * 300_000)
-    command = [sys.executable, "infer.py", "--ckpt", paths["detect"], "--file", str(path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as process:
-        assert json.loads(process.stdout.readline())["text"] == "the cat"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.endswith("infer.py: Interrupted.\n")
-    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("model, name, content, is_good, reason", [

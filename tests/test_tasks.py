@@ -98,15 +98,6 @@ def test_own_files_refuse_labels_that_cannot_be_learned(tmp_path, labels, messag
         read_task("own", args)
 
 
-def test_without_dev_a_tenth_of_train_is_held_out_and_shares_no_text(tmp_path):
-    rows = [(str(i % 30), "b", "xy"[i % 2]) for i in range(60)]
-    args = own_flags(tmp_path, rows, rows)
-    args.dev = None
-    _, splits = read_task("own", args)
-    assert len(splits["dev"]) == 6
-    assert not {texts for texts, _ in splits["train"]} & {texts for texts, _ in splits["dev"]}
-
-
 @pytest.mark.parametrize("changes, message", [
     # the score of one row would have no standard error, found out after the training
     (dict(), "--dev: expected two rows to score or more, got 1"),
