@@ -4,7 +4,6 @@ test_all.py has both in three numbers, and against loops; test_model.py has the 
 """
 
 import math
-import re
 import sys
 
 import pytest
@@ -161,7 +160,7 @@ def test_collision_probability_by_hand():
 
 @pytest.mark.parametrize("r", [1, 2, 4, 8])
 def test_share_of_keys_outside_follows_its_law(r):
-    """In 8 · 64 heads of 128 random vectors: measured, by the law, and as the docstring says."""
+    """In 8 · 64 heads of 128 random vectors: measured, and by the law."""
     q, k = torch.randn(2, 8, 64, 128, 64)
     planes, coef = attention.draw_hyperplanes(64, 1, r, 64, 256)
     hq = simhash(q, planes, coef, 256)
@@ -169,14 +168,6 @@ def test_share_of_keys_outside_follows_its_law(r):
     share = outside_share(q, k, hq, hk).mean().item()
     law = outside_share_law(64, r, 256)
     assert abs(share - law) < 0.02
-    is_alone = ~attention.collisions(hq, hk).any(3)
-    alone = is_alone.float().mean().item()
-
-    column = [1, 2, 4, 8].index(r)
-    for row, measured in [("share of the keys outside", share), ("without a key inside", alone)]:
-        [line] = re.findall(f".*{row}.*", outside_share.__doc__)
-        printed = re.findall(r"(\d+) %", line)[column]
-        assert abs(int(printed) / 100 - measured) < 0.015
 
 
 # LSH attention
