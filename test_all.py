@@ -44,7 +44,7 @@ from data.squad import exact_and_f1, normalize_answer
 from model import Config, Model, count_parameters
 from objectives import IGNORE_INDEX, MaskedWords, ShuffleRandom, make_batch
 from support.common import save_checkpoint
-from tests.helpers import SMALL, make_words
+from tests.helpers import make_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, build_inputs, make_tokenizer
 
 # == hashing.py: a text becomes words, a word becomes bits or a bucket
@@ -781,14 +781,19 @@ def test_build_inputs_by_hand():
     assert num_cut == 8
 
 
-def test_build_inputs_of_a_pair_cuts_the_longer_text_by_hand():
-    """[CLS] A [SEP] [SEP] B [SEP]: 10 and 3 words, and room for 12 - 4 = 8. A keeps 5."""
-    a = np.arange(100, 110)
-    b = np.arange(200, 203)
-    ids, num_cut = build_inputs(a, b, 12)
-    assert ids[:7].tolist() == [CLS, 100, 101, 102, 103, 104, SEP]
-    assert ids[7:].tolist() == [SEP, 200, 201, 202, SEP]
-    assert num_cut == 5
+@pytest.mark.parametrize("num_a, num_b, length, kept_a, kept_b", [
+    (10, 3, 12, 5, 3),  # room for 12 - 4 = 8 words
+    (10, 10, 11, 4, 3),  # both are cut
+    (2, 10, 11, 2, 5),
+])
+def test_build_inputs_of_a_pair_cuts_the_longer_text_by_hand(num_a, num_b, length, kept_a, kept_b):
+    """[CLS] A [SEP] [SEP] B [SEP]: four tokens are no words."""
+    a = np.arange(100, 100 + num_a)
+    b = np.arange(200, 200 + num_b)
+    ids, num_cut = build_inputs(a, b, length)
+    assert ids.tolist() == [CLS, *a[:kept_a], SEP, SEP, *b[:kept_b], SEP]
+    assert num_cut == num_a + num_b - kept_a - kept_b
+    assert ids.dtype == np.int32
 
 
 # == pretrain.py: a run from its first loss on
@@ -797,12 +802,10 @@ def test_build_inputs_of_a_pair_cuts_the_longer_text_by_hand():
 # longer runs: a run that is stopped and resumed ends with the same weights, bit for bit.
 
 
-def test_pretrain_starts_at_uniform_baseline_and_learns_the_frequencies(
-        text_path, tmp_path, capsys):
+def test_pretrain_starts_at_uniform_baseline_and_learns_the_frequencies(small, capsys):
     """Three classes: a loss near ln 3 at step 0, and less after 60, as most words are intact."""
-    files = ["--data", str(text_path), "--cache", str(tmp_path), "--out", str(tmp_path / "run")]
-    flags = "--steps 60 --warmup 5 --lr 3e-3 --eval_every 30".split()
-    result = pretrain.main([*files, *SMALL, *flags])
+    flags = small(*"--steps 60 --warmup 5 --lr 3e-3 --eval_every 30".split())
+    result = pretrain.main(flags)
     printed = capsys.readouterr().out
     first = float(re.search(r"eval_loss: ([\d.]+) at step 0", printed)[1])
     assert abs(first - math.log(3)) < 0.2

@@ -138,7 +138,7 @@ class ToyObjective(Objective):
 
 
 @pytest.fixture
-def toy_flags(monkeypatch, text_path, cache_dir, tmp_path):
+def toy_flags(monkeypatch, small):
     """Register the toys; return flags of a run of two steps into tmp_path/toy."""
     monkeypatch.setitem(EMBEDDINGS, "toy", ToyEmbedding)
     monkeypatch.setitem(HASHES, "toy", ToyHash)
@@ -146,8 +146,7 @@ def toy_flags(monkeypatch, text_path, cache_dir, tmp_path):
     monkeypatch.setitem(OBJECTIVES, "toy", ToyObjective)
     monkeypatch.setitem(TASKS, "toy", Task(["text"], ["no", "yes"], ["accuracy"]))
     toys = "--emb toy --hash toy --objective toy --bits 24 --hash_seed 3 --steps 2 --eval_every 1"
-    files = ["--data", text_path, "--cache", cache_dir, "--out", tmp_path / "toy"]
-    return [*SMALL, *toys.split(), *map(str, files)]
+    return small(*toys.split(), out="toy")
 
 
 def test_help_of_toys_lists_them(toy_flags):

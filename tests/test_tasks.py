@@ -86,6 +86,15 @@ def test_own_files_have_classes_or_numbers(tmp_path, regression, classes, scale,
     assert splits == dict(train=train, dev=train)
 
 
+def test_balanced_task_weighs_its_classes_and_is_scored_by_macro_f1(tmp_path):
+    table = [("a", "b", "x"), ("c", "d", "y")]
+    args = own_flags(tmp_path, table, table)
+    args.balanced = True
+    task, _ = read_task("own", args)
+    assert task.is_balanced
+    assert task.metrics[0] == "macro_f1"
+
+
 @pytest.mark.parametrize("labels, message", [
     ("xxxx", "--label: expected two labels or more.*got 1"),
     ("wxyz", "got 4 for 4 rows. --regression is for numbers"),  # each occurs once
