@@ -144,6 +144,27 @@ def load(tmp_path):
     return load
 
 
+@pytest.fixture
+def small(text_path, pages_path, cache_dir, tmp_path):
+    """Return a function: flags of a run of a second over text or sets, with an --out of its own."""
+    def flags(*more, out="run", data="text"):
+        files = dict(
+            text=["--data", text_path, *SMALL],
+            sets=["--data", pages_path, *SMALL_SETS])
+        words = [*files[data], "--cache", cache_dir, "--out", tmp_path / out, *more]
+        return [str(word) for word in words]
+
+    return flags
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    """Set what torchrun sets, for rank 0 of two."""
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
 def trained_folder(name, data, flags):
     """Return a session fixture: the folder of a model that pretrain.py trained with these flags."""
     @pytest.fixture(scope="session", name=name)

@@ -112,12 +112,6 @@ def run_script(*command, code=0, **env):
     return done
 
 
-def torchrun(num_processes, *command, **env):
-    """Run a script under torchrun on this machine; flags of torchrun may come before its path."""
-    options = ["--standalone", f"--nproc_per_node={num_processes}"]
-    return run_script("-m", "torch.distributed.run", *options, *command, **env)
-
-
 def fork_script(words, env, folder):
     """Run a script in this process, whose words are str; write folder/out and folder/err."""
     for number, name in ((1, "out"), (2, "err")):

@@ -3,7 +3,6 @@
 test_all.py works both out by hand.
 """
 
-import json
 import math
 import re
 
@@ -72,14 +71,6 @@ def test_bloom_map_is_the_same_on_every_machine():
     order = bloom.random_order(8, 0)
     assert order.tolist() == [6, 0, 3, 1, 4, 2, 7, 5]
     assert BloomMap(10_007, 13, seed=3).checksum() == "e785400f"  # after swaps
-
-
-def test_bloom_map_state_is_its_seed():
-    bloom_map = BloomMap(1_009, 11, 3, seed=4)
-    text = json.dumps(bloom_map.state())
-    assert len(text) < 120
-    loaded = BloomMap.load(json.loads(text))
-    assert np.array_equal(loaded.digest, bloom_map.digest)
 
 
 def test_bloom_map_of_another_seed_is_refused_at_load():
@@ -206,21 +197,6 @@ def test_beam_search_certifies_only_the_best_items(score, has_prior):
     assert num_partial > 300
 
 
-# The prior
-
-
-def test_exhaustive_search_adds_the_prior_to_each_item():
-    bloom_map = BloomMap(12, 3)
-    logp = torch.randn(1, 2, 4).log_softmax(-1)
-    prior = torch.arange(12.0) / 5
-    expected = []
-    for item, (first, second) in enumerate(bloom_map.digest):
-        value = logp[0, 0, first] + logp[0, 1, second] + prior[item]
-        expected.append(value.item())
-    ids, scores = exhaustive(logp, bloom_map, 12, prior=prior)
-    assert scores[0].tolist() == pytest.approx(sorted(expected, reverse=True))
-    assert scores[0].tolist() == pytest.approx([expected[item] for item in ids[0]])
-
 
 # Logits
 
@@ -240,15 +216,6 @@ def test_hash_logp_of_bfloat16_has_the_digits_of_float32():
     logits = torch.randn(4, 2, 2 * 5).bfloat16()
     logp = hash_logp(logits, bloom_map)
     assert torch.equal(logp, hash_logp(logits.float(), bloom_map))
-
-
-def test_logits_that_are_read_in_the_wrong_form_are_refused():
-    bloom_map = BloomMap(12, 3)  # 4 buckets of a map
-    of_each_map = torch.randn(2, 2, 4)  # a softmax for each map
-    of_all_maps = torch.randn(2, 2, 10)  # one softmax: two blocks of 4 buckets and a special token
-    for logp in (hash_logp(of_each_map, bloom_map), of_all_maps.log_softmax(-1)):
-        with pytest.raises(ValueError, match=r"^logp: expected \(P, 2, 4\)"):
-            beam_search(logp, bloom_map)
 
 
 @pytest.mark.parametrize("search", [exhaustive, beam_search])

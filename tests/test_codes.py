@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bloom import BloomMap
 from data import codes, items
 from data.splitters import Words
 from hashing import MD5, NgramLSH
@@ -64,20 +63,6 @@ def test_vocabulary_decides_on_the_sizes_of_tables(tmp_path, emb, flags, sizes):
     _, fitted = codes.build_tokenizer(args, config, make_corpus(tmp_path))
     assert fitted == Config(emb=emb, **SIZES | sizes)
     assert given == [vars(args), config]  # neither has changed
-
-
-def test_map_of_the_default_alpha_is_built_once(tmp_path, monkeypatch):
-    """A million items take seconds. 5 and 4 leave too few digests for ten words, see above."""
-    alphas = []
-
-    def build_map(n_items, alpha, m, seed):
-        alphas.append(alpha)
-        return BloomMap(n_items, alpha, m, seed)
-
-    monkeypatch.setattr(codes, "BloomMap", build_map)
-    tokenizer, _, _ = build(make_corpus(tmp_path), "bloom", vocab=10, alpha=None)
-    assert alphas == [5, 4, 3]
-    assert tokenizer.coder.bloom_map.alpha == 3
 
 
 @pytest.mark.parametrize("emb", ["proj", "median", "weighted"])

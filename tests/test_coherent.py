@@ -63,19 +63,6 @@ def test_coherent_map_keeps_similar_items_together():
     assert is_pure[1].sum() >= 6  # of a random map about one
 
 
-def test_coherent_map_matches_docstring_example():
-    items = np.array([0, 3, 1, 2, 4, 7, 5, 6])
-    bloom_map = coherent_map(items, np.full(4, 2), n_items=8, alpha=2)
-    assert bloom_map.members[0].tolist() == [[0, 3], [1, 2], [4, 7], [5, 6]]
-
-
-def test_coherent_map_is_loaded_with_its_orders():
-    items = np.random.default_rng(0).integers(0, 400, 900)
-    bloom_map = coherent_map(items, np.full(300, 3), 400, 10, coherent=2)
-    loaded = BloomMap.load(bloom_map.state())
-    assert np.array_equal(loaded.digest, bloom_map.digest)
-
-
 def test_coherent_map_quotes_its_recall():
     """The numbers of the docstring are those of results/simplewiki.json."""
     rows = json.loads((ROOT / "results/simplewiki.json").read_text())["rows"]
@@ -103,10 +90,3 @@ def test_popularity_prior_makes_a_model_that_knows_nothing_rank_items_by_frequen
         assert found.certified.item()
         expected = P.log().topk(20).values
         torch.testing.assert_close(found.scores[0], expected, rtol=0, atol=1e-5)
-
-
-def test_popularity_prior_matches_docstring_example():
-    bloom_map = ItemMap(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]), 2)  # of a b c d
-    prior = popularity_prior([8, 0, 0, 0], bloom_map)
-    assert prior.exp().tolist() == pytest.approx([1.08, 0.6, 0.6, 3])
-    assert "exp(prior)    1.08   0.60   0.60   3.00" in popularity_prior.__doc__

@@ -13,16 +13,7 @@ import objectives
 from bench import attention_controls, claims, draws, harness, misspell, shares, superbloom
 from data import neighbors
 from support.common import write_json
-from tests.helpers import SMALL
 from tests.test_bench import run_bench
-
-
-@pytest.fixture
-def run_of_a_draw(sr_run, tmp_path):
-    """A run whose folder says its variant and its draw."""
-    folder = tmp_path / "draws-proj-lsh-0"
-    folder.symlink_to(sr_run)
-    return folder
 
 
 def list_flags(folder, text_path, cache_dir, known=None):
@@ -33,24 +24,22 @@ def list_flags(folder, text_path, cache_dir, known=None):
 # Losses by window
 
 
-def test_mean_over_windows_is_the_last_evaluation(run_of_a_draw, text_path, cache_dir):
-    [row] = run_bench(draws, "losses", list_flags(run_of_a_draw, text_path, cache_dir))
-    evaluation = harness.read_log(run_of_a_draw)[-1]
-    assert row["name"] == "proj-lsh"
+@pytest.mark.parametrize("run, folder, name", [
+    ("sr_run", "draws-proj-lsh-0", "proj-lsh"),
+    ("mlm_run", "scores-dense-0", "dense"),  # windows are weighted by what they mask
+])
+def test_mean_over_windows_is_the_last_evaluation(
+        run, folder, name, request, tmp_path, text_path, cache_dir):
+    folder = tmp_path / folder
+    folder.symlink_to(request.getfixturevalue(run))
+    [row] = run_bench(draws, "losses", list_flags(folder, text_path, cache_dir))
+    evaluation = harness.read_log(folder)[-1]
+    assert row["name"] == name
     assert row["loss"] == pytest.approx(evaluation["eval_loss"], rel=1e-4)
     rows = claims.read_rows(row, "loss")
     assert len(rows) == row["n"] > 10
     assert rows.mean() == pytest.approx(row["loss"], abs=1e-3)
     assert rows.std() > 0
-
-
-def test_windows_of_masked_words_are_weighted_by_what_they_mask(
-        mlm_run, tmp_path, text_path, cache_dir):
-    folder = tmp_path / "scores-dense-0"
-    folder.symlink_to(mlm_run)
-    [row] = run_bench(draws, "losses", list_flags(folder, text_path, cache_dir))
-    evaluation = harness.read_log(mlm_run)[-1]
-    assert row["loss"] == pytest.approx(evaluation["eval_loss"], rel=1e-4)
 
 
 def test_each_item_of_a_set_is_masked_once(
@@ -108,7 +97,9 @@ def test_neighbors_guess_each_item_of_a_set_once(pages_path, cache_dir, monkeypa
 
 
 def test_known_runs_are_kept_and_not_measured_again(
-        run_of_a_draw, text_path, cache_dir, tmp_path, monkeypatch):
+        sr_run, text_path, cache_dir, tmp_path, monkeypatch):
+    run = tmp_path / "draws-proj-lsh-0"
+    run.symlink_to(sr_run)
     other = dict(run="draws-proj-lsh-1", loss=0.5, settings={})
     path = tmp_path / "known.json"
     write_json(path, dict(rows=[dict(name="proj-lsh", runs=[other], loss_rows=["0.4 0.6"])]))
@@ -116,7 +107,7 @@ def test_known_runs_are_kept_and_not_measured_again(
     monkeypatch.setattr(
         draws, "measure_windows", lambda folder, args: (np.array([0.2, 0.3]), settings))
 
-    flags = list_flags(run_of_a_draw, text_path, cache_dir, str(path))
+    flags = list_flags(run, text_path, cache_dir, str(path))
     [row] = draws.bench_losses(flags)
     write_json(path, dict(rows=[row]))
     monkeypatch.setattr(draws, "measure_windows", None)
@@ -141,8 +132,7 @@ def test_runs_that_have_not_ended_are_left_out(tmp_path, text_path, cache_dir, m
     assert [run["run"] for run in row["runs"]] == ["draws-a-0"]
 
 
-def test_random_pairs_train_with_buckets_of_the_same_sizes(
-        text_path, cache_dir, tmp_path, monkeypatch):
+def test_random_pairs_train_with_buckets_of_the_same_sizes(small, monkeypatch):
     """The control hashes as LSH attention does, and then moves the buckets."""
     moved = []
     permute = attention_controls.permute_buckets
@@ -154,10 +144,8 @@ def test_random_pairs_train_with_buckets_of_the_same_sizes(
 
     monkeypatch.setattr(attention_controls, "permute_buckets", watch)
     before = attention.simhash
-    attention_controls.main([
-        "random", *SMALL, "--data", str(text_path), "--cache", str(cache_dir),
-        "--out", str(tmp_path), "--steps", "1", "--emb", "lookup", "--split", "regex",
-        "--objective", "mlm", "--attn", "lsh", "--lsh_bands", "2"])
+    flags = "--steps 1 --emb lookup --split regex --objective mlm --attn lsh --lsh_bands 2"
+    attention_controls.main(["random", *small(*flags.split())])
     assert attention.simhash is before
     for buckets, result in moved:
         assert torch.equal(buckets.sort(-1).values, result.sort(-1).values)
@@ -228,12 +216,6 @@ def test_dev_rows_with_no_errors_are_the_dev_rows(task):
     worst, _ = splits["40"]
     assert clean[0][0] in ("elephant", "giraffe", "monkey")
     assert clean != worst
-
-
-def test_decay_is_chosen_without_the_scored_rows(task):
-    splits = misspell.read_splits(task)
-    inputs = misspell.embed_splits(None, None, splits, 0)["train"]
-    assert misspell.choose_decay(inputs, splits["train"][1]) in misspell.DECAYS
 
 
 def test_kept_share_by_hand():

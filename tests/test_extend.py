@@ -1,11 +1,10 @@
 """Extensions: a toy embedding, code format, field, hash, objective and task, from outside.
 
-And the lists of methods in headers and comments, which a new method must join.
+And the table of embeddings and the help, which a new method must join.
 """
 
 import re
 from dataclasses import dataclass
-from inspect import getdoc, signature
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ import embeddings
 import finetune
 import model
 import pretrain
-from data import coders, loading
+from data import loading
 from data.classification import SequenceClassification
 from data.coders import CODERS, Coder
 from data.corpus import Corpus, prepare
@@ -139,7 +138,7 @@ class ToyObjective(Objective):
 
 
 @pytest.fixture
-def toy_flags(monkeypatch, text_path, cache_dir, tmp_path):
+def toy_flags(monkeypatch, small):
     """Register the toys; return flags of a run of two steps into tmp_path/toy."""
     monkeypatch.setitem(EMBEDDINGS, "toy", ToyEmbedding)
     monkeypatch.setitem(HASHES, "toy", ToyHash)
@@ -147,8 +146,7 @@ def toy_flags(monkeypatch, text_path, cache_dir, tmp_path):
     monkeypatch.setitem(OBJECTIVES, "toy", ToyObjective)
     monkeypatch.setitem(TASKS, "toy", Task(["text"], ["no", "yes"], ["accuracy"]))
     toys = "--emb toy --hash toy --objective toy --bits 24 --hash_seed 3 --steps 2 --eval_every 1"
-    files = ["--data", text_path, "--cache", cache_dir, "--out", tmp_path / "toy"]
-    return [*SMALL, *toys.split(), *map(str, files)]
+    return small(*toys.split(), out="toy")
 
 
 def test_help_of_toys_lists_them(toy_flags):
@@ -243,32 +241,6 @@ def test_new_source_is_a_class_and_its_line(monkeypatch, tmp_path):
 
 
 # Lists of methods
-
-
-def test_table_of_config_names_the_fields_that_an_embedding_reads():
-    """Those that its codes or its tables depend on."""
-    sizes = {"rows", "bits", "chunk", "hashes", "buckets", "weights", "grams"}
-    table = {}
-    for embs, cells in re.findall(r"^    (\w[\w, ]*?)  +(\w.*)$", getdoc(Config), re.M):
-        for emb in embs.split(", "):
-            table[emb] = sizes & set(re.findall(r"\w+", cells))
-    del table["method"]  # its head
-    expected = {}
-    for emb, embedding in EMBEDDINGS.items():
-        fields = {*CODERS[embedding.code_format].list_fields(), *signature(embedding).parameters}
-        expected[emb] = sizes & fields
-    assert table == expected, "the table in the docstring of Config, support/config.py"
-
-
-def test_table_of_coders_has_each_format_and_its_embeddings():
-    table = {}
-    for code_format, embs in re.findall(r"^    (\w+)  .*  (\w.*)$", coders.__doc__, re.M):
-        table[code_format] = sorted(embs.split(", "))
-    del table["format"]  # its head
-    expected = {code_format: [] for code_format in CODERS}
-    for emb in sorted(EMBEDDINGS):
-        expected[EMBEDDINGS[emb].code_format].append(emb)
-    assert table == expected, "the table in the header of data/coders.py"
 
 
 def test_table_of_embeddings_and_help_name_each_member():

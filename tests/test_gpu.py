@@ -19,7 +19,7 @@ from model import Config
 from objectives import OBJECTIVES
 from support.log import measure_gpu
 from tests.pretend_gpu import pretend_gpu
-from tests.helpers import SMALL, choose_emb
+from tests.helpers import choose_emb
 
 SETS = "--preset superbloom-small --heads 2 --length 7 --alpha 5"
 TEXT_OF = {"proj": "a text", "lookup": "a [MASK] text", "median": "a [MASK] text"}
@@ -68,7 +68,7 @@ def no_flex(monkeypatch):
 
 
 @pytest.fixture
-def pretrain_on_gpu(text_path, pages_path, cache_dir, tmp_path):
+def pretrain_on_gpu(small, tmp_path):
     """A function that trains for 12 steps; it returns the folder, and the waits of six of them."""
     def run(flags):
         waits_before = []
@@ -76,13 +76,10 @@ def pretrain_on_gpu(text_path, pages_path, cache_dir, tmp_path):
         def count(*_):
             waits_before.append(waits.copy())
 
-        data = text_path
-        if flags == SETS:
-            data = pages_path
-        files = ["--data", str(data), "--cache", str(cache_dir), "--out", str(tmp_path / "run")]
+        data = "sets" if flags == SETS else "text"
         once = "--device cuda --workers 0 --steps 12 --eval_every 99 --save_every 99".split()
         with pretend_gpu() as waits, register_optimizer_step_pre_hook(count):
-            pretrain.main([*files, *SMALL, *flags.split(), *once])
+            pretrain.main(small(*flags.split(), *once, data=data))
         return tmp_path / "run", waits_before[11] - waits_before[5]
     return run
 

@@ -6,9 +6,6 @@ test_finetune.py; that a misspelling is near its word in test_all.py.
 
 import contextlib
 import json
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +28,7 @@ from model import Config, Model
 from support import predict_file, runner
 from support.candidates import embed_words
 from support.common import InputError, load_checkpoint, save_checkpoint
-from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
+from tests.helpers import assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
 WORDS = [*make_words(50), "cat", "the"]
@@ -425,21 +422,6 @@ def test_file_without_the_columns_is_refused(paths, tmp_path, model, content, fl
     assert_refused(infer.main, ["--ckpt", paths[model], "--file", path, *flags], path, message)
 
 
-def test_ctrl_c_ends_with_code_130(paths, tmp_path):
-    """After its first object, in the middle of a file."""
-    path = tmp_path / "in.txt"
-    path.write_text("the cat\n" * 300_000)
-    command = [sys.executable, "infer.py", "--ckpt", paths["detect"], "--file", str(path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as process:
-        assert json.loads(process.stdout.readline())["text"] == "the cat"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.endswith("infer.py: Interrupted.\n")
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize("model, name, content, is_good, reason", [
     # a cell more; the header again; an empty cell
     ("classify", "in.csv", "n,text\n1,a\n2,b, c\nn,text\n3,\n", [True, False, False, True],
@@ -473,12 +455,19 @@ def test_parts_before_a_broken_place_are_predicted(
     assert len(done.out.splitlines()) == 108
 
 
-@pytest.mark.parametrize("text", ["a\u2028b\u2029c\x85d", "\u2028", "{\x85}: \u2029", "\x1c\v"])
-def test_an_object_is_one_line_for_every_program(text):
-    """str.splitlines and JavaScript end a line at U+0085, U+2028 and U+2029, too."""
-    line = predict_file.to_json({"text": text, text: [text]})
+# str.splitlines and JavaScript end a line at U+0085, U+2028 and U+2029, too
+ENDS = {"{\x85}: \u2029": ["a\u2028b\u2029c\x85d", "\u2028", "\x1c\v"]}
+
+
+@pytest.mark.parametrize("value, expected", [
+    (ENDS, ENDS),
+    # these numbers are no JSON
+    (dict(a=np.nan, b=dict(c=[torch.inf, 1.5])), dict(a=None, b=dict(c=[None, 1.5]))),
+])
+def test_an_object_is_one_line_of_json_for_every_program(value, expected):
+    line = predict_file.to_json(value)
     assert len(line.splitlines()) == 1
-    assert json.loads(line) == {"text": text, text: [text]}
+    assert json.loads(line) == expected
 
 
 def test_jsonl_is_utf8_with_plain_line_ends_on_every_system(paths, tmp_path):
@@ -497,11 +486,6 @@ def test_jsonl_is_utf8_with_plain_line_ends_on_every_system(paths, tmp_path):
     flags = ["--ckpt", paths["detect"], "--file", tmp_path / "missing.txt", "--jsonl", out]
     assert run_main(infer.main, *flags).code == 2
     assert out.read_bytes().decode("utf-8") == content  # the earlier file is still there
-
-
-def test_numbers_that_are_no_json_become_null():
-    line = predict_file.to_json(dict(a=np.nan, b=dict(c=[torch.inf, 1.5])))
-    assert json.loads(line) == dict(a=None, b=dict(c=[None, 1.5]))
 
 
 def test_embed_is_the_mean_of_the_outputs(untrained):

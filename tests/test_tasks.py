@@ -86,6 +86,15 @@ def test_own_files_have_classes_or_numbers(tmp_path, regression, classes, scale,
     assert splits == dict(train=train, dev=train)
 
 
+def test_balanced_task_weighs_its_classes_and_is_scored_by_macro_f1(tmp_path):
+    table = [("a", "b", "x"), ("c", "d", "y")]
+    args = own_flags(tmp_path, table, table)
+    args.balanced = True
+    task, _ = read_task("own", args)
+    assert task.is_balanced
+    assert task.metrics[0] == "macro_f1"
+
+
 @pytest.mark.parametrize("labels, message", [
     ("xxxx", "--label: expected two labels or more.*got 1"),
     ("wxyz", "got 4 for 4 rows. --regression is for numbers"),  # each occurs once
@@ -96,15 +105,6 @@ def test_own_files_refuse_labels_that_cannot_be_learned(tmp_path, labels, messag
     args = own_flags(tmp_path, train, [("a", "b", "other")])
     with pytest.raises(InputError, match=message):
         read_task("own", args)
-
-
-def test_without_dev_a_tenth_of_train_is_held_out_and_shares_no_text(tmp_path):
-    rows = [(str(i % 30), "b", "xy"[i % 2]) for i in range(60)]
-    args = own_flags(tmp_path, rows, rows)
-    args.dev = None
-    _, splits = read_task("own", args)
-    assert len(splits["dev"]) == 6
-    assert not {texts for texts, _ in splits["train"]} & {texts for texts, _ in splits["dev"]}
 
 
 @pytest.mark.parametrize("changes, message", [
