@@ -42,7 +42,7 @@ from data.corpus import Corpus, prepare
 from data.classification import METRICS
 from data.squad import exact_and_f1, normalize_answer
 from model import Config, Model, count_parameters
-from objectives import IGNORE_INDEX, MaskedWords, ShuffleRandom, make_batch
+from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
 from support.common import save_checkpoint
 from tests.helpers import make_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, build_inputs, make_tokenizer
@@ -284,6 +284,34 @@ def test_popularity_prior_by_hand():
     assert scores[0].exp().tolist() == pytest.approx([100 / 144, 20 / 144, 20 / 144, 4 / 144])
     _, scores = exhaustive(p.log(), bloom_map, k=4, prior=prior)
     assert scores[0].exp().tolist() == pytest.approx([9 / 12, 1 / 12, 1 / 12, 1 / 12])
+
+
+def test_beam_search_matches_scoring_all_items():
+    """The answer is certified where the k-th best of all items reaches the bound; then it is right.
+
+    The bound adds up the B-th largest log-probability of each map. On these random predictions it
+    is reached about once in five times.
+    """
+    for seed in range(200):
+        bloom_map = BloomMap(200 + seed, 1 + seed % 8, seed=seed)
+        logits = 3 * torch.randn(1, 2, bloom_map.num_buckets, dtype=torch.float64)
+        logp = logits.log_softmax(-1)
+        scores = []
+        for bucket_0, bucket_1 in bloom_map.digest:
+            score = logp[0, 0, bucket_0] + logp[0, 1, bucket_1]
+            scores.append(score.item())
+        scores.sort(reverse=True)
+        best = pytest.approx(scores[:7])
+        bound = logp.topk(4).values[0, :, 3].sum()
+
+        found = beam_search(logp, bloom_map, k=7, beam=4)
+        assert found.certified.item() == (scores[6] >= bound)
+        if found.certified:
+            assert found.scores[0].tolist() == best
+        # rounds=None doubles the beam until the answer is certified
+        found = beam_search(logp, bloom_map, k=7, beam=4, rounds=None)
+        assert found.certified.item()
+        assert found.scores[0].tolist() == best
 
 
 def test_sketch_map_finds_the_word_of_predicted_buckets():
@@ -732,6 +760,29 @@ def test_masked_words_by_hand():
     inputs, labels = objective.corrupt(ids, noise, random_words)
     assert inputs.tolist() == [[MASK, 77, 12, 13]]
     assert labels.tolist() == [[10, 11, 12, IGNORE_INDEX]]
+
+
+def test_masked_hashes_loss_by_hand():
+    """Without a row for each word, predict its k hashes; the loss is their mean. [CM]
+
+    k = 3 hashes of R = 3 buckets, and the word has the buckets 2, 1 and 0.
+
+        hash 0   logits 0 0 0       p(bucket 2) = 1/3              loss ln 3
+        hash 1   logits 0 ln 2 0    p(bucket 1) = 2 / (1 + 2 + 1)  loss ln 2
+        hash 2   logits 0 0 0       p(bucket 0) = 1/3              loss ln 3
+    """
+    config = Config(emb="mean", head="hash-mlm", hashes=3, buckets=3)
+    targets = torch.zeros(7, 3, dtype=torch.int64)  # (IDs, k)
+    targets[6] = torch.tensor([2, 1, 0])
+    objective = MaskedHashes(config, 0.15, targets)
+    model = fixed_model([[  # (M, k, R)
+        [0, 0, 0],
+        [0, math.log(2), 0],
+        [0, 0, 0],
+    ]])
+    loss = objective.loss(model, make_batch(None, torch.tensor([[6]])))
+    mean = (math.log(3) + math.log(2) + math.log(3)) / 3
+    assert loss.item() == pytest.approx(mean)
 
 
 # == tokenizer.py, data/corpus.py: words become token IDs, and IDs become the input of a model
