@@ -55,7 +55,7 @@ def quick_runs():
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "draw_losses", lambda folder, baselines: "No picture")
+        patch.setattr(pretrain, "draw_losses", lambda *arguments: "No picture")
         patch.setattr(finetune, "BAG_STEPS", 10)
         yield
 
