@@ -28,8 +28,11 @@ train_step the step. Out of scope: settings (support/flags.py), words and batche
 checkpoints (support/run.py), log.jsonl (support/log.py), what is printed (support/reports.py).
 """
 
+import contextlib
 import math
+import os
 import signal
+import sys
 
 import torch
 
@@ -68,7 +71,7 @@ def pretrain(args, initial, ranks):
         runtime = runtime._replace(dtype=saved["dtype"])
 
     # Words, their hashes, and batches of token IDs. This may take hours
-    data = load_data(args, initial, is_new=not saved)
+    data = load_data(args, initial, show_control=not saved and ranks.is_first)
     facts = list_facts(args, data)
     check_same_run(saved, facts, args.out)  # of the same words and hashes, too
     check_same_ranks(ranks, [saved.get("step"), runtime.dtype, facts])
@@ -78,8 +81,8 @@ def pretrain(args, initial, ranks):
     objective = build_objective(data.config, args, data, runtime.device)
     optimizer = torch.optim.AdamW(
         parameter_groups(model, args.decay), betas=(0.9, args.beta2), fused=True)
-    log = Log(args.out, args.quiet, args.steps, args.batch * data.batches.words_per_sequence,
-              model, ranks, runtime)
+    log = Log(args.out, args.steps, args.batch * data.batches.words_per_sequence, model, ranks,
+              runtime)
     run = Run(args.out, facts, data, objective.kinds, runtime.dtype, log, ranks.is_first)
     run.restore(saved, model, optimizer)
     run.drop_leftovers(saved)
@@ -266,10 +269,12 @@ def evaluate(model, objective, held_out, ranks, runtime):
 
 def start(argv):
     """Read the flags, hold --out, and pre-train; return the last evaluation."""
-    with Ranks() as ranks:
-        args, initial = parse_flags(argv, __doc__)
-        with lock_output(args.out, ranks.rank):  # another run may be saving the checkpoint there
-            return pretrain(args, initial, ranks)
+    with Ranks() as ranks, open(os.devnull, "w") as nowhere:
+        output = sys.stdout if ranks.is_first else nowhere
+        with contextlib.redirect_stdout(output):  # one rank prints
+            args, initial = parse_flags(argv, __doc__)
+            with lock_output(args.out, ranks.rank):  # another run may save its checkpoint there
+                return pretrain(args, initial, ranks)
 
 
 def main(argv=None):

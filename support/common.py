@@ -182,9 +182,9 @@ def resolve_device(args, local_rank=0):
     if dtype == "auto":
         dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
 
-    is_quiet = local_rank > 0 or vars(args).get("quiet", False)
+    is_first = local_rank == 0  # on this machine: it prints
     if args.device == "auto" and device.type == "cpu" and shutil.which("nvidia-smi"):
-        if not is_quiet:
+        if is_first:
             print("note: found nvidia-smi, but this PyTorch uses no GPU. pytorch.org has the "
                   "command that installs one with CUDA", file=sys.stderr)
 
@@ -197,7 +197,7 @@ def resolve_device(args, local_rank=0):
         if args.compile:
             raise InputError(f"--compile: requires {missing_part}. Use --no-compile.")
         use_compile = False
-        if not is_quiet:
+        if is_first:
             print(f"note: runs slower, without torch.compile, which requires {missing_part}",
                   file=sys.stderr)
     return Runtime(device, dtype, use_compile)

@@ -138,7 +138,7 @@ def write(tmp_path):
 def load(tmp_path):
     """Return a function that prepares data and loads it."""
     def load(data, split="regex", **options):
-        folder = prepare(str(data), split, str(tmp_path / "cache"), quiet=True, **options)
+        folder = prepare(str(data), split, str(tmp_path / "cache"), **options)
         return Corpus(folder)
 
     return load

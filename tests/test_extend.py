@@ -236,7 +236,7 @@ class ToySource(Source):
 
 def test_new_source_is_a_class_and_its_line(monkeypatch, tmp_path):
     monkeypatch.setitem(SOURCES, "toy", ToySource)
-    corpus = Corpus(prepare("toy", "regex", str(tmp_path), quiet=True))
+    corpus = Corpus(prepare("toy", "regex", str(tmp_path)))
     assert corpus.words == ["one", "fish", "red", "blue"]
     assert corpus.meta["documents"] == 6
     assert_refused(pretrain.main, ["--data", "toy", "--field", "a"], "--field: requires rows")
