@@ -51,7 +51,7 @@ class ToyEmbedding(Embedding):
 class ToyConfig(Config):
     """A field of model.Config that the codes of a format depend on."""
 
-    salt: int = 0
+    salt: int = 1
 
 
 @dataclass(kw_only=True)
@@ -188,7 +188,7 @@ def format_flags(monkeypatch, text_path, tmp_path):
     """Register a format, its field and flag; return flags of a run with a cache of its own."""
     monkeypatch.setitem(EMBEDDINGS, "toy", ToyRows)
     monkeypatch.setitem(CODERS, "toy", ToyCoder)
-    monkeypatch.setitem(flags.DEFAULTS, "salt", 0)
+    monkeypatch.setitem(flags.DEFAULTS, "salt", 1)
     for module in (model, loading, flags):
         monkeypatch.setattr(module, "Config", ToyConfig)
     build_parser = flags.build_parser
