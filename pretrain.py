@@ -85,7 +85,6 @@ def pretrain(args, initial, ranks):
               runtime)
     run = Run(args.out, facts, data, objective.kinds, runtime.dtype, log, ranks.is_first)
     run.restore(saved, model, optimizer)
-    run.drop_leftovers(saved)
 
     # What is about to run, its loss so far, and two baselines: a uniform guess, label frequencies
     log.show(describe_run(args, data, model, ranks.world, runtime))
