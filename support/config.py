@@ -137,7 +137,7 @@ def check_choices(c):
 
 
 def check_types(c):
-    """Raise a ValueError if a number of a Config is not whole, or too small, or a switch no bool."""
+    """Raise a ValueError if a number of a Config is not whole or too small, or a switch no bool."""
     for field in fields(c):
         value = getattr(c, field.name)
         least = 0 if field.name in NATURAL else 1

@@ -50,7 +50,7 @@ class Log:
         self.last_shown = time.perf_counter()
 
     def show(self, text):
-        """Print text."""
+        """Print text. What ranks other than the first print goes nowhere, see pretrain.start."""
         with contextlib.suppress(OSError):  # a reader that has left does not end a run
             print(text, flush=True)
 
