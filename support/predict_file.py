@@ -34,9 +34,9 @@ def write_rows(args, predictor):
     parts = read_parts(args, predictor, predictor.read)
     first = next(parts)  # now: a file that cannot be read must not empty an earlier output
     with open_output(args.jsonl) as output:
-        for records, examples, places, errors in itertools.chain([first], parts):
-            results = predictor.readout.predict(examples, args.top_k)
-            for place, example, result in zip(places, examples, results):
+        for records, examples, errors in itertools.chain([first], parts):
+            results = predictor.readout.predict(list(examples.values()), args.top_k)
+            for (place, example), result in zip(examples.items(), results):
                 records[place]["notes"] = predictor.list_notes(example)
                 records[place]["prediction"] = result
             for place, record in enumerate(records):
@@ -69,15 +69,15 @@ def write_vectors(args, predictor):
     num_empty = 0
     num_damaged = 0
     parts = read_parts(args, predictor, predictor.reader.read_for_vector)
-    for records, examples, places, errors in parts:
+    for records, examples, errors in parts:
         for place, error in errors.items():
             if error != DAMAGED:
                 raise InputError(f"{args.file}, row {num_rows + place + 1:,}: {error}")
         num_rows += len(records)
         num_damaged += len(errors)
-        num_empty += sum(not example.words for example in examples)
+        num_empty += sum(not example.words for example in examples.values())
         part_vectors = np.zeros((len(records), predictor.config.width), np.float32)
-        part_vectors[places] = predictor.embed_examples(examples)
+        part_vectors[list(examples)] = predictor.embed_examples(list(examples.values()))
         vectors.append(part_vectors)
     vectors = np.concatenate(vectors)
     Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
@@ -101,28 +101,25 @@ def read_parts(args, predictor, read):
 
     Yields:
         records: list of dict, all rows of the part.
-        examples: list, of those that can be read.
-        places: list of int, where these are in records.
-        errors: dict, the place of each other row -> why it has no Example, str.
+        examples: dict, place in records -> Example, of the rows that can be read.
+        errors: dict, place in records -> why the row has no Example, str.
     """
     rows = read_file(args, predictor)
     while True:
         part = list(itertools.islice(rows, PART))
         if not part:
             return
-        examples = []
-        places = []
+        examples = {}
         errors = {}
         for place, (row, record) in enumerate(part):
             if not record:
                 errors[place] = DAMAGED
                 continue
             try:
-                examples.append(read(row))
-                places.append(place)
+                examples[place] = read(row)
             except ValueError as error:
                 errors[place] = str(error)
-        yield [record for _, record in part], examples, places, errors
+        yield [record for _, record in part], examples, errors
 
 
 def read_file(args, predictor):
