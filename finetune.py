@@ -21,7 +21,7 @@ Deviations:
        follow the warm-up. The paper gives no norm, and does not say how often the cosine restarts.
     4. Models of width below 512 have their own lr and pool (docs/finetuning.md).
 Notation:
-    data             dict, split -> Examples: the rows of a task as token IDs (data/examples.py)
+    data             dict, split -> Examples of data/classification.py: a task's rows as token IDs
     data["train"]    the rows that train
     data["select"]   those that choose the weights; none with --select 0
     data["dev"]      those that are scored
@@ -44,8 +44,8 @@ import torch
 import torch.nn as nn
 
 from data.batches import length_batches, pad_batch
+from data.classification import Examples
 from data.codes import report_unknown
-from data.examples import Examples
 from data.tasks import TASKS, list_tasks, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, load_model

@@ -76,7 +76,7 @@ def print_texts(predictor, rows, k):
     examples = read_all(predictor.read, rows)
     for example, result in zip(examples, predictor.readout.predict(examples, k)):
         predictor.readout.print_result(example.row, result, k)
-        for note in predictor.list_example_notes(example):
+        for note in predictor.list_notes(example):
             print(f"note: {note}")
 
 
@@ -93,22 +93,18 @@ class Readout:
         print_result   (row, result, k): prints it for people
 
     Args:
-        model, tokenizer: model.Model and its HashTokenizer.
-        items: list[str], what a [MASK] may stand for.
-        kinds: dict, label -> name, what a word may be judged to be.
-        task: dict, what finetune.py says about its task; empty after pretrain.py.
-
-    A subclass reads one of the last three: it says what the numbers of an output stand for.
+        predictor: Predictor. A subclass reads its items, kinds or task, which say what the numbers
+            of an output stand for.
     """
 
     reads_windows = False  # whether it reads a long text whole, in windows
 
-    def __init__(self, model, tokenizer, items, kinds, task):
-        self.model = model
-        self.tokenizer = tokenizer
-        self.items = items
-        self.kinds = kinds
-        self.task = task
+    def __init__(self, predictor):
+        self.model = predictor.model
+        self.tokenizer = predictor.tokenizer
+        self.items = predictor.items
+        self.kinds = predictor.kinds
+        self.task = predictor.task
 
     def check(self, example):
         """Raise a ValueError if the head cannot read an Example."""
@@ -252,9 +248,9 @@ class ItemSearch(MaskReadout):
         total     int, how many items there are
     """
 
-    def __init__(self, model, tokenizer, items, kinds, task):
-        super().__init__(model, tokenizer, items, kinds, task)
-        self.item_map = map_items(tokenizer, items, model.config.buckets)
+    def __init__(self, predictor):
+        super().__init__(predictor)
+        self.item_map = map_items(self.tokenizer, self.items, predictor.config.buckets)
         self.prior = None  # float (N,), what is added to the score of each item
 
     def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
@@ -363,8 +359,9 @@ class Predictor:
     results, or takes one row and returns its result alone. A list is always several rows.
 
     The head of the model decides which of detect, fill_mask, predict_missing, classify and answer
-    it has; predict calls that one. Every model has embed and neighbors. list_notes(row) says which
-    items of a row the model does not know, and what it cuts off. Threads may share a Predictor.
+    it has; predict calls that one. Every model has embed and neighbors. list_notes(read(row))
+    says which items of a row the model does not know, and what it cuts off. Threads may share a
+    Predictor.
 
     Args:
         path: str, a checkpoint or its folder.
@@ -380,6 +377,7 @@ class Predictor:
         columns: list[str], the name of each text of a row.
         kinds: dict, label -> name, what detect says of a word.
         words: list[str], what neighbors searches.
+        items: list[str], what a [MASK] may stand for.
         reader: Reader, which turns rows into Examples.
         readout: Readout, which turns the outputs of the head into results.
 
@@ -401,7 +399,7 @@ class Predictor:
             self.kinds = ShuffleRandom.kinds
         if words is None:
             words = checkpoint["words"]
-        self.words, items = choose_candidates(self.tokenizer, words)
+        self.words, self.items = choose_candidates(self.tokenizer, words)
 
         length = self.config.length
         # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
@@ -410,13 +408,14 @@ class Predictor:
             has_masks = not self.task  # in fine-tuning [MASK] is ordinary text
             self.reader = TextReader(self.tokenizer, length, may_cut, self.columns, has_masks)
         else:
-            self.reader = SetReader(self.tokenizer, length, may_cut, items)
+            self.reader = SetReader(self.tokenizer, length, may_cut, self.items)
         readout_class = READOUTS[self.model.head.method]
-        self.readout = readout_class(self.model, self.tokenizer, items, self.kinds, self.task)
+        self.readout = readout_class(self)
         if prior != 0.0:
             if "item_counts" not in checkpoint:  # of texts, or older than these counts
-                raise InputError("prior: expected a model of item sets with Bloom digests, whose "
-                                 "checkpoint counts its items. Older ones do not: train again.")
+                raise InputError("--prior: expected a model of item sets whose checkpoint counts "
+                                 f"its items, got {path}. Older ones, such as models/names.pt, do "
+                                 "not: train again.")
             counts = checkpoint["item_counts"]
             self.readout.prior = prior * popularity_prior(counts, self.readout.item_map)
 
@@ -462,13 +461,8 @@ class Predictor:
                              f"{its_method} (head {self.config.head}).")
         return self.predict(rows, k)
 
-    def list_notes(self, row):
-        """Return what a user has to know about how a row is read, list[str]."""
-        [example] = read_all(self.read, [row])
-        return self.list_example_notes(example)
-
-    def list_example_notes(self, example):
-        """Return the list_notes of the row of an Example."""
+    def list_notes(self, example):
+        """Return what a user has to know about how the row of an Example was read, list[str]."""
         notes = self.reader.list_notes(example)
         if example.num_cut > 0 and not self.readout.reads_windows:
             notes.append(f"cut to {self.config.length} positions")

@@ -28,8 +28,11 @@ train_step the step. Out of scope: settings (support/flags.py), words and batche
 checkpoints (support/run.py), log.jsonl (support/log.py), what is printed (support/reports.py).
 """
 
+import contextlib
 import math
+import os
 import signal
+import sys
 
 import torch
 
@@ -41,8 +44,7 @@ from support.common import run_script
 from support.flags import parse_flags
 from support.log import Log
 from support.plot import draw_losses
-from support.reports import Baselines, describe_baselines, describe_end, describe_interruption
-from support.reports import describe_next, describe_run
+from support.reports import describe_end, describe_next, describe_run
 from support.run import Run, check_same_ranks, check_same_run, list_facts, list_settings
 from support.run import load_saved
 
@@ -69,7 +71,7 @@ def pretrain(args, initial, ranks):
         runtime = runtime._replace(dtype=saved["dtype"])
 
     # Words, their hashes, and batches of token IDs. This may take hours
-    data = load_data(args, initial, is_new=not saved)
+    data = load_data(args, initial, show_control=not saved and ranks.is_first)
     facts = list_facts(args, data)
     check_same_run(saved, facts, args.out)  # of the same words and hashes, too
     check_same_ranks(ranks, [saved.get("step"), runtime.dtype, facts])
@@ -79,18 +81,20 @@ def pretrain(args, initial, ranks):
     objective = build_objective(data.config, args, data, runtime.device)
     optimizer = torch.optim.AdamW(
         parameter_groups(model, args.decay), betas=(0.9, args.beta2), fused=True)
-    log = Log(args.out, args.quiet, args.steps, args.batch * data.batches.words_per_sequence,
-              model, ranks, runtime)
+    log = Log(args.out, args.steps, args.batch * data.batches.words_per_sequence, model, ranks,
+              runtime)
     run = Run(args.out, facts, data, objective.kinds, runtime.dtype, log, ranks.is_first)
     run.restore(saved, model, optimizer)
-    run.drop_leftovers(saved)
 
     # What is about to run, its loss so far, and two baselines: a uniform guess, label frequencies
     log.show(describe_run(args, data, model, ranks.world, runtime))
     held_out = corrupt_held_out(data.batches, objective, args.micro, ranks)
     result, sums = evaluate(model, objective, held_out, ranks, runtime)
-    baselines = Baselines(*objective.expected_loss(data.word_counts, sums))
-    log.show(describe_baselines(run.step, result, baselines))
+    num_classes, unigram_loss = objective.expected_loss(data.word_counts, sums)
+    # abs: the entropy of labels that are all equal is -0.0
+    log.show(f"eval_loss: {result['eval_loss']:.3f} at step {run.step:,}; uniform baseline "
+             f"{math.log(num_classes):.3f} = ln {num_classes:,}, label frequencies "
+             f"{abs(unigram_loss):.3f}")
 
     # Train, unless the checkpoint is of the last step
     has_ended = run.step == args.steps
@@ -102,13 +106,15 @@ def pretrain(args, initial, ranks):
                            until_signal(loader, ranks, signals), held_out, ranks, runtime)
     ranks.wait()  # subtle: a rank that leaves early aborts the others
     if run.step < args.steps:
-        log.show(describe_interruption(run.step, args.out))
+        log.show(f"Interrupted at step {run.step:,}; saved {args.out}/ckpt.pt. Rerun the same "
+                 "command to resume: on a CPU bit for bit, with the same ranks, threads and "
+                 "--micro.")
         number = signals[0] if signals else signal.SIGTERM  # another rank received it
         raise SystemExit(128 + number)
 
-    log.show(describe_end(args.out, run, result, baselines, has_ended))
+    log.show(describe_end(args.out, run, result, unigram_loss, has_ended))
     if ranks.is_first:
-        log.show(draw_losses(args.out, baselines))
+        log.show(draw_losses(args.out, num_classes, unigram_loss))
     log.show(describe_next(args.out, data))
     return result
 
@@ -262,10 +268,12 @@ def evaluate(model, objective, held_out, ranks, runtime):
 
 def start(argv):
     """Read the flags, hold --out, and pre-train; return the last evaluation."""
-    with Ranks() as ranks:
-        args, initial = parse_flags(argv, __doc__)
-        with lock_output(args.out, ranks.rank):  # another run may be saving the checkpoint there
-            return pretrain(args, initial, ranks)
+    with Ranks() as ranks, open(os.devnull, "w") as nowhere:
+        output = sys.stdout if ranks.is_first else nowhere
+        with contextlib.redirect_stdout(output):  # one rank prints
+            args, initial = parse_flags(argv, __doc__)
+            with lock_output(args.out, ranks.rank):  # another run may save its checkpoint there
+                return pretrain(args, initial, ranks)
 
 
 def main(argv=None):

@@ -817,7 +817,7 @@ def test_prepare_by_hand(tmp_path):
     """IDs go by frequency, ties by first appearance. SEP closes a document, here a line."""
     path = tmp_path / "a.txt"
     path.write_text("The cat.\n\nthe Dog the\n")
-    folder = prepare(str(path), "regex", str(tmp_path / "cache"), quiet=True)
+    folder = prepare(str(path), "regex", str(tmp_path / "cache"))
     corpus = Corpus(folder)
     assert corpus.words == ["the", "cat", ".", "dog"]
     assert corpus.ids.tolist() == [5, 6, 7, SEP, 5, 8, 5, SEP]

@@ -6,14 +6,13 @@ Out of scope: how a text is split (data/splitters.py), words to codes (data/code
     disk (data/corpus.py).
 Notation:
     V words   C code numbers of a word   L positions
-Demo: python tokenizer.py
 """
 
 import numpy as np
 
-from data.coders import CODERS, BitCoder, SketchCoder
+from data.coders import CODERS, SketchCoder
 from data.splitters import Words, load_splitter
-from hashing import MD5, check_words
+from hashing import check_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
 # vocabulary, or as they first appear
@@ -167,18 +166,3 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
         longer.pop()
     ids = [CLS, *first, *separator, *second, SEP]
     return np.array(ids, np.int32), num_cut
-
-
-def main():
-    """Show the words of a text, with their spans, token IDs and 32 bits of MD5."""
-    tokenizer = HashTokenizer(BitCoder(hash=MD5(), bits=32), Words(), target_coder=None)
-    words, spans = tokenizer.split("Play, plays; played!")
-    ids = tokenizer.ids(words)
-    codes = tokenizer.codes()[ids]  # (V, 4), eight bits in each byte
-    print("word    span      ID  bits")
-    for word, span, token_id, bits in zip(words, spans, ids, np.unpackbits(codes, axis=1)):
-        print(f"{word:6}  {str(span):8}  {token_id:2}  {''.join(map(str, bits))}")
-
-
-if __name__ == "__main__":
-    main()

@@ -96,7 +96,7 @@ REPEATS = """
 def bench_repeats(args, *, size=126, num_frequent=1_000):
     """Count how often a word beyond the 1,000 most frequent stands twice in 126 words."""
     for name in args.data.split("+"):  # a row for each text
-        corpus = Corpus(prepare(name, "regex", args.cache, quiet=True))
+        corpus = Corpus(prepare(name, "regex", args.cache))
         num_windows = len(corpus.ids) // size
         windows = corpus.ids[:num_windows * size].reshape(num_windows, size)
         num_twice = 0

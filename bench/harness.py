@@ -303,7 +303,7 @@ def walk_layers(model, tokenizer, ids):
 
 def load_corpus(args, split, vocab=50_000):
     """Return the Corpus of --data; vocab is the largest number of pieces of a BPE."""
-    return Corpus(prepare(args.data, split, args.cache, vocab, quiet=True))
+    return Corpus(prepare(args.data, split, args.cache, vocab))
 
 
 def read_glue(task, args):

@@ -29,7 +29,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.examples import Examples
 from data.python_source import build_pydoc
 from data.rows import is_hub_id, read_hub, read_rows, reader_options
 from data.splitters import clean_item
@@ -189,6 +188,45 @@ def read_label(cell):
 
 # --------------------------------------------------------------------------------------------------
 # Rows to examples
+
+
+class Examples:
+    """Base class: the rows of a split as token IDs. They score a model's logits.
+
+    A row is what is scored: a text, a pair of texts, or a question. An example is what a model
+    reads at once. A text is one example; a question has one for each window of its context.
+
+    A subclass sets the attributes below but num_rows, and has
+
+        loss       (logits, indices) -> the mean loss to train on, a tensor. logits is float32
+                   (B, ...), a model's outputs for B examples, indices int64 (B,), which these are
+        evaluate   (batches) -> scores, dict, metric -> percent, and eval_loss; and what the model
+                   predicts, list of num_rows classes, numbers or answers. batches is a list of
+                   (indices, logits): all examples once, in any order
+        majority   (train) -> the score in percent that needs no model. train is the Examples of
+                   the training rows
+
+    Args:
+        task: data.tasks.Task, as read_task returns it.
+        rows: list of (texts, label), those of the split.
+        tokenizer: HashTokenizer, which learns the words.
+        length: int, the most positions of an example.
+
+    Attributes:
+        ids: list of int32 arrays, the token IDs of each example.
+        num_rows: int.
+        num_outputs: int, the outputs of a model, or of each position.
+        notes: str, what was lost, such as words that did not fit.
+    """
+
+    head = None  # of the model, a key of model.HEADS
+    has_control = False  # whether each row has one number, `targets`, that a bag of words can learn
+
+    def __init__(self, task, rows, tokenizer, length):
+        self.task = task
+        self.tokenizer = tokenizer
+        self.length = length
+        self.num_rows = len(rows)
 
 
 class SequenceClassification(Examples):

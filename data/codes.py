@@ -115,7 +115,7 @@ def fit_bloom_map(args, m, num_items):
             bloom_map = BloomMap(num_items, alpha, m, args.hash_seed)
         except ValueError:  # too few digests; 1 has enough, a bucket for each item
             continue
-        if alpha < args.max_alpha and not args.quiet:
+        if alpha < args.max_alpha:
             print(f"alpha: {alpha} items a token, as {num_items:,} are too few for "
                   f"{args.max_alpha}")
         return bloom_map

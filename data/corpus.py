@@ -47,7 +47,7 @@ CODE = [ROOT / name for name in (
 BLOCK = 1 << 24  # token IDs in memory at a time
 
 
-def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reader):
+def prepare(data, split, cache, max_subwords=50_000, field=None, **reader):
     """Turn corpora into one array of token IDs on disk, once. [HF §3.1]
 
     Documents that repeat, exactly or in another case, are left out of Python sources alone. In
@@ -61,7 +61,6 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
         split: str, a key of data.splitters.SPLITS.
         cache: str, the folder of all corpora.
         max_subwords: int, pieces of a BPE or phrases at most.
-        quiet: bool, no progress bar.
         field: str or None, see data.sources.choose_columns.
         reader: encoding, sep and header of read_rows.
 
@@ -83,18 +82,17 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
             stat = os.stat(path)
             identity.append((os.path.abspath(path), stat.st_size, stat.st_mtime_ns))
     path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
-    return build_once(path, write_corpus, data, split, sources, max_subwords, quiet)
+    return build_once(path, write_corpus, data, split, sources, max_subwords)
 
 
-def write_corpus(folder, data, split, sources, max_subwords, quiet):
+def write_corpus(folder, data, split, sources, max_subwords):
     """Write all files of a prepared corpus to a new folder.
 
     sources: list of data.sources.Source. The other arguments are those of prepare.
     """
     folder = Path(folder)
     folder.mkdir()
-    if not quiet:
-        print(f"preparing {data}, once for all runs, in {folder.parent}", flush=True)
+    print(f"preparing {data}, once for all runs, in {folder.parent}", flush=True)
 
     # 1. Learn subwords from all texts, before any text is split. They keep their library's numbers
     if split in SUBWORDS:
@@ -109,11 +107,11 @@ def write_corpus(folder, data, split, sources, max_subwords, quiet):
     # 2. and 3. Split all documents, and number their words by first appearance: their IDs, which
     # are by frequency, are not known before the end
     seen = set()  # the documents of sources where equal ones count once
-    is_hidden = True if quiet else None  # None: unless stderr is a terminal
     with open(folder / "numbers.bin", "wb") as file:
         for source in sources:
             results = split_all(source, splitter)
-            for documents in tqdm(results, f"preparing {source.part}", disable=is_hidden):
+            # disable=None: no bar unless stderr is a terminal
+            for documents in tqdm(results, f"preparing {source.part}", disable=None):
                 if source.has_copies:
                     documents = drop_copies(documents, seen, source.is_sets)
                 number_words(documents, number_of_word).tofile(file)

@@ -35,6 +35,26 @@ def split_pages(corpus):
     return order[num_held_out:], order[:num_held_out]
 
 
+def list_items(ids, offsets, num_known):
+    """Return the items of all pages, without separators and unknown ones.
+
+    With pages of 3 and 2 items, a separator behind each, offsets are 0 4 7, num_before is
+    0 1 2 3 3 4 5 5, and edges are 0 3 5.
+
+    Args:
+        ids: integer (n,), token IDs of all pages.
+        offsets: int64 (P + 1,), where each page begins in ids.
+        num_known: int, all IDs from this on are unknown.
+
+    Returns:
+        items: integer, their token IDs.
+        edges: int64 (P + 1,), where each page begins in items.
+    """
+    is_item = (ids >= FIRST_WORD_ID) & (ids < num_known)
+    num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
+    return ids[is_item], num_before[offsets]
+
+
 class ItemSetBatches(Batches):
     """Segments of item sets: a run of at most L items of one page, 0 as padding. [SB §3.1]
 
@@ -57,13 +77,7 @@ class ItemSetBatches(Batches):
     def __init__(self, ids, offsets, train_pages, eval_pages, word_counts, length, batch_size,
                  seed):
         super().__init__(word_counts, length, batch_size, seed)
-        # The items of all pages, without separators and unknown ones
-        is_item = (ids >= FIRST_WORD_ID) & (ids < self.num_known)
-        self.ids = ids[is_item]
-        # Where a page begins among these. With pages of 3 and 2 items, a separator behind each,
-        # offsets are 0 4 7, num_before is 0 1 2 3 3 4 5 5, and edges are 0 3 5
-        num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
-        edges = num_before[offsets]  # (P + 1,)
+        self.ids, edges = list_items(ids, offsets, self.num_known)
         self.page_starts = edges[:-1]  # (P,), in self.ids
         self.page_sizes = np.diff(edges)  # (P,), items of each page
         self.segment_sizes = np.minimum(self.page_sizes, length)
@@ -151,14 +165,11 @@ def learn_map(corpus, coherent, options):
         coherent: int, number of maps whose buckets have similar items.
         options: dict of n_items, alpha, m and seed, as of BloomMap.
     """
-    pages = []
+    ids, edges = list_items(corpus.ids, corpus.offsets, FIRST_WORD_ID + options["n_items"])
+    items = ids.astype(np.int64) - FIRST_WORD_ID
     train_pages, _ = split_pages(corpus)
-    for number in train_pages:
-        start, end = corpus.offsets[number:number + 2]
-        items = corpus.ids[start:end].astype(np.int64) - FIRST_WORD_ID
-        is_item = (items >= 0) & (items < options["n_items"])  # neither a separator nor unknown
-        pages.append(items[is_item])
-    sizes = np.array([len(items) for items in pages])
+    pages = [items[edges[number]:edges[number + 1]] for number in train_pages]
+    sizes = np.diff(edges)[train_pages]
     if sizes.sum() == 0:
         raise InputError("--coherent: requires training pages, got none. Use more item sets.")
     return coherent_map(np.concatenate(pages), sizes, coherent=coherent, **options).state()

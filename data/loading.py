@@ -1,6 +1,6 @@
 """What a run of pretrain.py reads: the corpus, its words as codes, and batches made ahead of time.
 
-    data = load_data(args, initial, is_new=True)         once, before training
+    data = load_data(args, initial, show_control=True)   once, before training
     held_out = corrupt_held_out(data.batches, ...)       the batches of all evaluations
     with open_loader(data.batches, ...) as loader:       the batches of each step
 
@@ -45,18 +45,18 @@ class Data(NamedTuple):
     batches: Batches
 
 
-def load_data(args, initial, is_new):
+def load_data(args, initial, show_control):
     """Prepare the corpus, and hash each distinct word once; return Data.
 
     Args:
         args: Namespace, all settings of pretrain.py.
         initial: dict, the checkpoint of --init_from, whose hashes are used; None: new ones.
-        is_new: bool, print what a model of item sets has to beat: later starts need no reminder.
+        show_control: bool, print what a model of item sets has to beat.
     """
     # Words, and what maps them to codes
     with blame():
         folder = prepare(args.data, args.split, args.cache, max_subwords=args.vocab,
-                         quiet=args.quiet, field=args.field, **reader_options(args))
+                         field=args.field, **reader_options(args))
         corpus = Corpus(folder)
         config = Config.choose(vars(args))
         if initial is None:
@@ -66,7 +66,7 @@ def load_data(args, initial, is_new):
         codes = build_codes(config, tokenizer, corpus)
         targets = build_targets(config, tokenizer, corpus, codes)
     # a hash that was just fitted to this corpus knows it
-    if config.order and not args.quiet and (initial is not None or tokenizer.is_fixed):
+    if config.order and (initial is not None or tokenizer.is_fixed):
         report_unknown(tokenizer, corpus.words, corpus.counts)
 
     # Batches of token IDs
@@ -78,7 +78,7 @@ def load_data(args, initial, is_new):
             batches = TextBatches(corpus.ids, short=args.short, **options)
         else:
             batches = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), **options)
-    if not config.order and is_new and not args.quiet and len(batches.ids) <= CONTROL_NAMES:
+    if not config.order and show_control and len(batches.ids) <= CONTROL_NAMES:
         print(describe_neighbors(batches), flush=True)
     return Data(corpus, tokenizer, config, codes, targets, word_counts, batches)
 

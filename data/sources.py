@@ -259,7 +259,7 @@ SOURCES = {
 def read_texts(source):
     """Yield the texts of a RowSource, without empty ones."""
     for table in source.tables:
-        for number, [text] in read_cells(source, table, choose_columns):
+        for number, [text] in read_cells(source, table):
             # a number is no text: the column may be a wrong one
             if text is not None and not isinstance(text, str):
                 raise InputError(f"{table}, row {number:,}: expected text, got {text!r:.60}. Use "
@@ -277,7 +277,7 @@ def read_sets(source):
     # Otherwise each row has a set. All sets of a table have one form, lists or texts
     for table in source.tables:
         split = choose_split(source, table)
-        for number, [items] in read_cells(source, table, choose_set_columns):
+        for number, [items] in read_cells(source, table):
             if items in (None, "", []):
                 continue
             is_good = is_names(items) if split is None else isinstance(items, str)
@@ -298,7 +298,7 @@ def choose_split(source, table):
     """
     has_texts = False
     example = ""  # the first set with a comma
-    for _, [items] in read_cells(source, table, choose_set_columns):
+    for _, [items] in read_cells(source, table):
         if items in (None, ""):
             continue
         if not isinstance(items, str):
@@ -325,7 +325,7 @@ def read_pairs(source):
     # rows of a page need not be neighbors, so the whole table is in memory
     pages = defaultdict(list)  # page -> its items
     for table in source.tables:
-        for number, cells in read_cells(source, table, choose_set_columns):
+        for number, cells in read_cells(source, table):
             page, item = cells
             if page in (None, "") or not is_names(cells):  # an item without a page is in no set
                 raise InputError(f"{table}, row {number:,}: expected names or whole numbers of a "
@@ -334,18 +334,17 @@ def read_pairs(source):
     yield from pages.values()
 
 
-def read_cells(source, table, choose):
+def read_cells(source, table):
     """Yield the number of each row, from 1, and its cells in the columns of the documents, list.
 
     Args:
         source: RowSource.
         table: str, one of source.tables.
-        choose: choose_columns or choose_set_columns.
     """
     examples, rows = peek_columns(source.open_table(table))
     if not examples:
         return
-    columns = choose(table, examples, source.field)
+    columns = choose_columns(table, examples, source.is_sets, source.field)
     if columns != ["text"]:  # a choice that the user should see
         note_once(f"columns: {', '.join(columns)} of {source.part}")
     num_incomplete = 0
@@ -369,40 +368,16 @@ def is_names(value):
 # The columns of documents
 
 
-def choose_columns(table, examples, field=None, flag="--field"):
-    """Choose the column of the texts, list of one str.
+def choose_columns(table, examples, is_sets, field=None, flag="--field"):
+    """Choose the column of the documents; of sets it may be two: a page and one of its items.
 
     Args:
         table: str, the name of a file or data set, for the message of an error.
         examples: dict, the columns and a value of each.
-        field: str, its name. None: the column "text", or else the only one of strings.
+        is_sets: bool, the documents are item sets and no texts.
+        field: str, names joined by commas. None: of texts the column "text", or else the only one
+            of strings; of sets the only column, or the only one of lists.
         flag: str, the flag that sets field, for the message.
-
-    Raises:
-        InputError: There is no such column, or there are several.
-    """
-    if field is not None:
-        names = list_names(field)
-    elif "text" in examples:
-        names = ["text"]
-    else:
-        names = [name for name in examples if isinstance(examples[name], str)]
-    # several columns of strings are refused: one of them may be the label
-    if len(names) != 1 or names[0] not in examples:
-        expected = "one column of text" if field is None else f"column {field}"
-        advice = f"{flag} NAME"
-        if flag == "--field" and isinstance(examples.get("items"), list):
-            advice = "--preset superbloom-small for item sets"
-        raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {advice}.")
-    return names
-
-
-def choose_set_columns(table, examples, field=None, flag="--field"):
-    """Choose the column of the sets, or two: a page and one of its items.
-
-    Args:
-        table, examples, flag: as in choose_columns.
-        field: str, names joined by commas. None: the only column, or the only one of lists.
 
     Returns:
         list of str, one name or two.
@@ -410,17 +385,30 @@ def choose_set_columns(table, examples, field=None, flag="--field"):
     Raises:
         InputError: There is no such column, or there are several.
     """
+    kind = list if is_sets else str
     most = 1
     if field is not None:
         names = list_names(field)
-        most = 2
-    elif len(examples) == 1:
+        if is_sets:
+            most = 2
+    elif is_sets and len(examples) == 1:
         names = list(examples)
+    elif not is_sets and "text" in examples:
+        names = ["text"]
     else:
-        names = [name for name in examples if isinstance(examples[name], list)]
-    if not 1 <= len(names) <= most or not set(names) <= set(examples):
-        expected = "one column of lists" if field is None else f"columns {field}"
-        raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {flag} "
-                         "NAME, a .txt file with a set a line or, in training, --field SET,ITEM "
-                         "for rows of set and item.")
-    return names
+        names = [name for name in examples if isinstance(examples[name], kind)]
+    # several columns of strings are refused: one of them may be the label
+    if 1 <= len(names) <= most and set(names) <= set(examples):
+        return names
+    advice = f"{flag} NAME"
+    expected = f"column {field}"
+    if field is None:
+        expected = "one column of lists" if is_sets else "one column of text"
+    elif is_sets:
+        expected = f"columns {field}"
+    if is_sets:
+        advice += (", a .txt file with a set a line or, in training, --field SET,ITEM for rows of "
+                   "set and item")
+    elif flag == "--field" and isinstance(examples.get("items"), list):
+        advice = "--preset superbloom-small for item sets"
+    raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {advice}.")

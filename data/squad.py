@@ -37,8 +37,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.classification import parse_rows, read_records
-from data.examples import Examples
+from data.classification import Examples, parse_rows, read_records
 from data.rows import note_once
 from support.common import InputError, blame, send
 from tokenizer import build_inputs

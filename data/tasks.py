@@ -9,12 +9,13 @@ A task is a line of TASKS. What is special about it are its two parts:
 
     read       a function of the task, the flags and a split, "train" or "dev". It returns the rows,
                list of (texts, label): a tuple of one text or two, and what is to be predicted.
-    examples   a class, which makes token IDs of rows, and scores a model: see data/examples.py.
+    examples   a class, which makes token IDs of rows, and scores a model: an Examples of
+               data/classification.py.
 """
 
 import collections
-import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,7 +33,7 @@ SELECT_SEED = 1
 DEV_SEED = 2
 
 
-@dataclasses.dataclass
+@dataclass(frozen=True)
 class Task:
     """A task: an entry of TASKS.
 
@@ -44,7 +45,7 @@ class Task:
             the task's score.
         label_column: str.
         read: function of the task, the flags and a split that returns its rows.
-        examples: class of a split's rows as token IDs, a data.examples.Examples.
+        examples: class of a split's rows as token IDs, a data.classification.Examples.
         flags: tuple of str, those of --train, --dev, --data_dir, --text, --label and --regression
             that `read` takes. With text, the columns are those that the flags name.
         group_of: function of a row's texts that returns those which decide on its group. A group is
@@ -68,7 +69,7 @@ class Task:
     flags: tuple = ("train", "dev", "data_dir")
     group_of: Callable = tuple
     folder: str = ""
-    renamed: dict = dataclasses.field(default_factory=dict)
+    renamed: dict = field(default_factory=dict)
     dev_split: str = "dev"
     header: list | None = None
     name: str = ""
@@ -143,26 +144,24 @@ def list_tasks(name):
 
 
 def choose_task(name, args):
-    """Return a new Task: a copy from TASKS, with the columns of --text if its reader takes them."""
-    task = dataclasses.replace(TASKS[name], name=name)
+    """Return a Task: that of TASKS, with the columns of --text if its reader takes them."""
+    task = replace(TASKS[name], name=name)
     if "text" in task.flags:
         if args.text is not None:
-            task.text_columns = list_names(args.text)
+            task = replace(task, text_columns=list_names(args.text))
         if args.label is not None:
-            task.label_column = args.label
+            task = replace(task, label_column=args.label)
         columns = [*task.text_columns, task.label_column]
         # a text that is the label gives a perfect score
         if len(columns) > 3 or len(set(columns)) < len(columns):
             raise InputError("--text: expected one or two columns other than --label "
                              f"{task.label_column}, each once, got {args.text}.")
         if args.regression:
-            task.labels = None
-            task.metrics = NUMBER_METRICS
+            task = replace(task, labels=None, metrics=NUMBER_METRICS)
     if args.balanced:  # classes count alike in the loss, and in the score that chooses the weights
         if not task.has_classes:
             raise InputError("--balanced requires a task of classes.")
-        task.is_balanced = True
-        task.metrics = ["macro_f1", "accuracy"]
+        task = replace(task, is_balanced=True, metrics=["macro_f1", "accuracy"])
     return task
 
 
@@ -183,7 +182,7 @@ def read_task(name, args):
     task = choose_task(name, args)
     train = task.read(task, args, "train")
     if task.labels == []:
-        task.labels = find_classes(train)  # a dev row of another class is refused
+        task = replace(task, labels=find_classes(train))  # a dev row of another class is refused
     if args.train is not None and args.dev is None:
         dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED, task.group)
     else:
@@ -199,7 +198,7 @@ def read_task(name, args):
     if task.labels is None and task.examples.head == "classify":  # numbers
         numbers = [label for _, label in splits["train"]]
         deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
-        task.scale = [float(np.mean(numbers)), float(deviation)]
+        task = replace(task, scale=[float(np.mean(numbers)), float(deviation)])
     return task, splits
 
 

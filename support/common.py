@@ -76,6 +76,8 @@ def run_script(name, function, *args):
         reason = " ".join(str(error).split())  # one line
         if not reason:  # a MemoryError has no text
             reason = type(error).__name__
+        if isinstance(error, OSError) and error.filename is not None:
+            reason = f"{error.filename}: {error.strerror}"
         print(f"{name}: {reason}", file=sys.stderr)
         raise SystemExit(2)
 
@@ -182,12 +184,6 @@ def resolve_device(args, local_rank=0):
     if dtype == "auto":
         dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
 
-    is_quiet = local_rank > 0 or vars(args).get("quiet", False)
-    if args.device == "auto" and device.type == "cpu" and shutil.which("nvidia-smi"):
-        if not is_quiet:
-            print("note: found nvidia-smi, but this PyTorch uses no GPU. pytorch.org has the "
-                  "command that installs one with CUDA", file=sys.stderr)
-
     # By default pretrain.py compiles on CUDA, where that is possible
     use_compile = args.compile
     if use_compile is None:
@@ -197,7 +193,7 @@ def resolve_device(args, local_rank=0):
         if args.compile:
             raise InputError(f"--compile: requires {missing_part}. Use --no-compile.")
         use_compile = False
-        if not is_quiet:
+        if local_rank == 0:
             print(f"note: runs slower, without torch.compile, which requires {missing_part}",
                   file=sys.stderr)
     return Runtime(device, dtype, use_compile)
@@ -542,6 +538,19 @@ def build_once(path, build, *args):
 def fingerprint(value):
     """Return twelve hex digits that identify a value of plain types. The order of keys counts."""
     return hashlib.md5(json.dumps(value).encode(), usedforsecurity=False).hexdigest()[:12]
+
+
+def list_changes(old, new):
+    """Return how settings, a dict, differ from old ones, list of str. A secret key is not shown."""
+    changes = []
+    for name, value in new.items():
+        if old.get(name) == value:
+            continue
+        if name == "key":
+            changes.append("key differs")
+        else:
+            changes.append(f"{name} was {old.get(name)} and is {value}")
+    return changes
 
 
 def read_json(path):

@@ -82,7 +82,7 @@ class Config:
             self.hashes = 2 if embedding.is_stacked else 5
         if self.tied is None and self.predicts_rows:
             self.tied = embedding.tie == "yes"
-        check_sizes(self)
+        check_types(self)
         check_contradictions(self)
 
     @property
@@ -117,20 +117,15 @@ class Config:
 CHOICES = {
     "emb": EMBEDDINGS,
     "act": ("gelu", "relu"),
-    "order": (True, False),
     "head": HEADS,
-    "tied": (True, False, None),
     "pool": ("cls", "mean"),
     "attn": ("full", "lsh"),
     "lsh_fill": FILLS,
     "lsh_pairs": PAIRS,
-    "lsh_redraw": (True, False),
 }
-# Whole numbers that may be 0. layers: embedding and head alone. rows: the method has no table of
-# words. sep_id: a token ID
+# Whole numbers that may be 0; all others are at least 1. layers: embedding and head alone. rows:
+# the method has no table of words. sep_id: a token ID
 NATURAL = ("layers", "rows", "spare_positions", "sep_id")
-POSITIVE = ("bits", "chunk", "hashes", "buckets", "weights", "grams", "width", "heads", "ffn",
-            "length", "types", "special_tokens", "labels", "lsh_bands", "lsh_buckets", "lsh_hashes")
 
 
 def check_choices(c):
@@ -141,13 +136,17 @@ def check_choices(c):
             raise ValueError(f"{name}: expected one of {[*choices]}, got {value!r}.")
 
 
-def check_sizes(c):
-    """Raise a ValueError if a number of a Config is not whole, or too small."""
-    for name in NATURAL + POSITIVE:
-        value = getattr(c, name)
-        least = 0 if name in NATURAL else 1
-        if type(value) is not int or value < least:  # True is an int, too
-            raise ValueError(f"{name}: expected an integer of at least {least}, got {value}.")
+def check_types(c):
+    """Raise a ValueError if a number of a Config is not whole or too small, or a switch no bool."""
+    for field in fields(c):
+        value = getattr(c, field.name)
+        least = 0 if field.name in NATURAL else 1
+        if field.type in (int, int | None):  # hashes has a value by now
+            if type(value) is not int or value < least:  # True is an int, too
+                raise ValueError(f"{field.name}: expected an integer of at least {least}, got "
+                                 f"{value}.")
+        if field.type in (bool, bool | None) and not isinstance(value, field.type):
+            raise ValueError(f"{field.name}: expected True or False, got {value!r}.")
 
 
 def check_contradictions(c):

@@ -72,15 +72,14 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} |
     workers=None,
     out=None,
     eval_every=1_000,
-    save_every=1_000,
-    quiet=False)
+    save_every=1_000)
 # With --init_from these settings come from the other run, as the fields of Config do
 INHERITED = "preset split vocab hash features key hash_seed coherent objective".split()
 # These may change when a run resumes, and all others must not. The digest of the corpus and the
 # alpha of the Bloom map stand for those of the first line: the same text may lie elsewhere
 MAY_CHANGE = (
     "data field encoding sep header cache alpha max_alpha "
-    "out device dtype compile micro workers eval_every save_every quiet").split()
+    "out device dtype compile micro workers eval_every save_every").split()
 
 
 def parse_flags(argv=None, doc=""):
@@ -105,7 +104,6 @@ def parse_flags(argv=None, doc=""):
     if args.batch % ranks.world != 0:
         raise InputError(f"--batch: expected a multiple of {ranks.world} ranks, got {args.batch}.")
     args.micro = min(args.micro, args.batch // ranks.world)
-    args.quiet = args.quiet or not ranks.is_first
     return args, initial
 
 
@@ -408,5 +406,4 @@ def build_parser(doc=""):
     add("--out", "folder of checkpoints and log (default: out/ and a name, as out/proj-lsh)", str)
     add("--eval_every", "steps between evaluations")
     add("--save_every", "steps between checkpoints")
-    add("--quiet", "print errors alone", bool)
     return parser

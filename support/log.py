@@ -33,7 +33,6 @@ class Log:
 
     Args:
         folder: str, of log.jsonl.
-        quiet: bool, print nothing.
         num_steps: int, --steps, for the time that is left.
         words_per_step: float, of all ranks.
         model: model.Model, whose operations are counted on a GPU.
@@ -41,9 +40,8 @@ class Log:
         runtime: common.Runtime, device and dtype.
     """
 
-    def __init__(self, folder, quiet, num_steps, words_per_step, model, ranks, runtime):
+    def __init__(self, folder, num_steps, words_per_step, model, ranks, runtime):
         self.path = Path(folder, "log.jsonl")
-        self.quiet = quiet
         self.num_steps = num_steps
         self.words_per_step = words_per_step
         self.model = model
@@ -52,10 +50,9 @@ class Log:
         self.last_shown = time.perf_counter()
 
     def show(self, text):
-        """Print text, unless --quiet."""
-        if not self.quiet:
-            with contextlib.suppress(OSError):  # a reader that has left does not end a run
-                print(text, flush=True)
+        """Print text. What ranks other than the first print goes nowhere, see pretrain.start."""
+        with contextlib.suppress(OSError):  # a reader that has left does not end a run
+            print(text, flush=True)
 
     def cut(self, size):
         """Make an empty log.jsonl, or cut it to its first bytes."""

@@ -4,15 +4,17 @@ Out of scope: several runs in a figure, and the figures of assets/ (bench/figure
 """
 
 import json
+import math
 import os
 
 
-def draw_losses(folder, baselines):
+def draw_losses(folder, num_classes, unigram_loss):
     """Draw the losses of a run over its steps, where matplotlib is installed.
 
     Args:
         folder: str, --out of pretrain.py. log.jsonl is read, and loss.png is written.
-        baselines: reports.Baselines.
+        num_classes: int, of which an untrained model guesses one.
+        unigram_loss: float, of a model that knows only how frequent each label or word is.
 
     Returns:
         str, a line that says where the picture is, or how to get it.
@@ -29,19 +31,14 @@ def draw_losses(folder, baselines):
 
     figure = Figure(figsize=(6.4, 4))
     axis = figure.subplots()
-    axis.plot(*points(log, "loss"), linewidth=1, label="training")
-    axis.plot(*points(log, "eval_loss"), "o-", linewidth=1, markersize=3, label="held-out set")
-    axis.axhline(baselines.uniform_loss, color="gray", linestyle="--", label="uniform baseline")
-    axis.axhline(baselines.unigram_loss, color="gray", linestyle=":", label="label frequencies")
+    for key, style, label in (("loss", "-", "training"), ("eval_loss", "o-", "held-out set")):
+        rows = [row for row in log if key in row]
+        steps = [row["step"] for row in rows]
+        losses = [row[key] for row in rows]
+        axis.plot(steps, losses, style, linewidth=1, markersize=3, label=label)
+    axis.axhline(math.log(num_classes), color="gray", linestyle="--", label="uniform baseline")
+    axis.axhline(unigram_loss, color="gray", linestyle=":", label="label frequencies")
     axis.set(xlabel="optimizer steps", ylabel="cross-entropy, nats")
     axis.legend()
     figure.savefig(path)
     return f"Saved {path}: the losses in training and on the held-out set, and two baselines"
-
-
-def points(log, key):
-    """Return steps and losses of the rows of the log, dicts, that have this key."""
-    rows = [row for row in log if key in row]
-    steps = [row["step"] for row in rows]
-    losses = [row[key] for row in rows]
-    return steps, losses

@@ -18,54 +18,39 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.sources import choose_columns, choose_set_columns
+from data.sources import choose_columns
 from data.rows import list_names, peek_columns, read_rows, reader_options
-from support.common import InputError, blame
+from support.common import InputError
 
 PART = 256  # records in memory at a time
 OUTPUT = ("prediction", "notes", "error")  # what is added to a record
+DAMAGED = "expected a cell for each column, got more, fewer, or the header."  # the error of a row
 
 
 def write_rows(args, predictor):
     """Write each record of --file with notes and a prediction, or an error, as a line of JSON."""
     num_rows = 0
-    errors = []  # a bad row stops no other
-    parts = split_parts(read_file(args, predictor))
+    all_errors = []  # a bad row stops no other
+    parts = read_parts(args, predictor, predictor.read)
     first = next(parts)  # now: a file that cannot be read must not empty an earlier output
     with open_output(args.jsonl) as output:
-        for part in itertools.chain([first], parts):
-            predict_part(predictor, part, args.top_k)
-            for _, record in part:
+        for records, examples, errors in itertools.chain([first], parts):
+            results = predictor.readout.predict(list(examples.values()), args.top_k)
+            for (place, example), result in zip(examples.items(), results):
+                records[place]["notes"] = predictor.list_notes(example)
+                records[place]["prediction"] = result
+            for place, record in enumerate(records):
                 num_rows += 1
-                if "error" in record:
-                    errors.append(f"row {num_rows:,}: {record['error']}")
+                if place in errors:
+                    record["error"] = errors[place]
+                    all_errors.append(f"row {num_rows:,}: {errors[place]}")
                 print(to_json(record), file=output)
-    summary = f"{num_rows:,} rows, {len(errors):,} with an error"
-    if errors:
-        summary += f", the first in {errors[0]}"
-    if len(errors) == num_rows:
+    summary = f"{num_rows:,} rows, {len(all_errors):,} with an error"
+    if all_errors:
+        summary += f", the first in {all_errors[0]}"
+    if len(all_errors) == num_rows:
         raise InputError(f"{args.file}: {summary}")
     print(summary, file=sys.stderr)
-
-
-def predict_part(predictor, part, k):
-    """Add notes and a prediction, or an error, to each record of a part: (row, record) pairs."""
-    examples = []  # of the rows that the model can read
-    records = []  # those of these rows
-    for row, record in part:
-        if not record:
-            record["error"] = "expected a cell for each column, got more, fewer, or the header."
-            continue
-        try:
-            example = predictor.read(row)
-        except ValueError as error:
-            record["error"] = str(error)
-            continue
-        record["notes"] = predictor.list_example_notes(example)
-        examples.append(example)
-        records.append(record)
-    for record, result in zip(records, predictor.readout.predict(examples, k)):
-        record["prediction"] = result
 
 
 def open_output(path):
@@ -83,22 +68,16 @@ def write_vectors(args, predictor):
     num_rows = 0
     num_empty = 0
     num_damaged = 0
-    for part in split_parts(read_file(args, predictor)):
-        examples = []
-        places = []  # those of the examples among the rows of the part
-        for place, (row, record) in enumerate(part):
-            num_rows += 1
-            if not record:  # a damaged row, or the header again
-                num_damaged += 1
-                continue
-            with blame(f"{args.file}, row {num_rows:,}"):
-                example = predictor.reader.read_for_vector(row)
-            if not example.words:
-                num_empty += 1
-            examples.append(example)
-            places.append(place)
-        part_vectors = np.zeros((len(part), predictor.config.width), np.float32)
-        part_vectors[places] = predictor.embed_examples(examples)
+    parts = read_parts(args, predictor, predictor.reader.read_for_vector)
+    for records, examples, errors in parts:
+        for place, error in errors.items():
+            if error != DAMAGED:
+                raise InputError(f"{args.file}, row {num_rows + place + 1:,}: {error}")
+        num_rows += len(records)
+        num_damaged += len(errors)
+        num_empty += sum(not example.words for example in examples.values())
+        part_vectors = np.zeros((len(records), predictor.config.width), np.float32)
+        part_vectors[list(examples)] = predictor.embed_examples(list(examples.values()))
         vectors.append(part_vectors)
     vectors = np.concatenate(vectors)
     Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
@@ -113,13 +92,34 @@ def write_vectors(args, predictor):
               file=sys.stderr)
 
 
-def split_parts(rows):
-    """Yield what an iterator yields, in lists of at most PART."""
+def read_parts(args, predictor, read):
+    """Yield --file in parts of at most PART rows.
+
+    Args:
+        args, predictor: the flags of infer.py, and its Predictor.
+        read: function of a row that returns its Example, or raises a ValueError.
+
+    Yields:
+        records: list of dict, all rows of the part.
+        examples: dict, place in records -> Example, of the rows that can be read.
+        errors: dict, place in records -> why the row has no Example, str.
+    """
+    rows = read_file(args, predictor)
     while True:
         part = list(itertools.islice(rows, PART))
         if not part:
             return
-        yield part
+        examples = {}
+        errors = {}
+        for place, (row, record) in enumerate(part):
+            if not record:
+                errors[place] = DAMAGED
+                continue
+            try:
+                examples[place] = read(row)
+            except ValueError as error:
+                errors[place] = str(error)
+        yield [record for _, record in part], examples, errors
 
 
 def read_file(args, predictor):
@@ -163,10 +163,10 @@ def choose_names(args, predictor, columns):
     if args.text_columns is not None:
         names = list_names(args.text_columns)
     elif not predictor.config.order:
-        names = choose_set_columns(args.file, columns, flag="--text")
+        names = choose_columns(args.file, columns, is_sets=True, flag="--text")
     elif len(names) == 1 and names[0] not in columns:
         # the file lacks the model's column: take its only column of texts
-        names = choose_columns(args.file, columns, flag="--text")
+        names = choose_columns(args.file, columns, is_sets=False, flag="--text")
     if not set(names) <= set(columns) or len(names) != len(predictor.columns):
         raise InputError(f"{args.file}: expected {len(predictor.columns)} of its columns "
                          f"{', '.join(columns)}, got {', '.join(names)}. Use --text.")

@@ -5,25 +5,12 @@ Out of scope: when it is printed (pretrain.py, log.py), figures (plot.py).
 
 import datetime
 import math
-from typing import NamedTuple
 
 import torch
 
 from model import count_parameters
 from support.common import quote_command
 from tokenizer import FIRST_WORD_ID
-
-
-class Baselines(NamedTuple):
-    """Two models that know nothing of a text, and their losses, which a model has to beat."""
-
-    num_classes: int  # an untrained model guesses one of so many
-    unigram_loss: float  # of a model that knows only how frequent each label or word is
-
-    @property
-    def uniform_loss(self):
-        """The loss of guessing."""
-        return math.log(self.num_classes)
 
 
 def describe_run(args, data, model, world, runtime):
@@ -55,14 +42,6 @@ def describe_run(args, data, model, world, runtime):
         f"torch {torch.__version__}, seed {args.seed}")
 
 
-def describe_baselines(step, result, baselines):
-    """Return the loss so far, of an evaluation, beside the baselines."""
-    # abs: the entropy of labels that are all equal is -0.0
-    return (f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
-            f"{baselines.uniform_loss:.3f} = ln {baselines.num_classes:,}, label frequencies "
-            f"{abs(baselines.unigram_loss):.3f}")
-
-
 def describe_progress(row, step, num_steps, seconds):
     """Return a line of progress: row is that of the log, seconds those of a step."""
     text = (f"step {step:,} of {num_steps:,}: loss {row['loss']:.3f}, "
@@ -79,27 +58,21 @@ def describe_result(result):
     return ", ".join(f"{name} {value:.3f}" for name, value in result.items())
 
 
-def describe_interruption(step, folder):
-    """Return how to resume a run that a signal has ended. folder: --out."""
-    return (f"Interrupted at step {step:,}; saved {folder}/ckpt.pt. Rerun the same command to "
-            "resume: on a CPU bit for bit, with the same ranks, threads and --micro.")
-
-
-def describe_end(folder, run, result, baselines, has_ended):
+def describe_end(folder, run, result, unigram_loss, has_ended):
     """Return how a run has ended, with a warning if it has learned nothing.
 
     Args:
         folder: str, --out.
         run: run.Run.
         result: dict, the last evaluation.
-        baselines: Baselines.
+        unigram_loss: float, that of the label frequencies.
         has_ended: bool, whether it had ended before this process, which has saved nothing then.
     """
     if has_ended:
         text = f"This run has ended. Step {run.step:,}: {describe_result(result)}"
     else:
         text = f"Saved {folder}/ckpt.pt, and the lowest loss in best.pt: eval_loss {run.best:.3f}"
-    if result["eval_loss"] >= baselines.unigram_loss > 0:
+    if result["eval_loss"] >= unigram_loss > 0:
         text += "\nwarning: no better than label frequencies. Use more --steps, or more text."
     return text
 

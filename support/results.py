@@ -15,7 +15,7 @@ import numpy as np
 
 from data.classification import f1, standard_error
 from model import count_parameters
-from support.common import InputError, read_json, reading, remove, write_json
+from support.common import InputError, list_changes, read_json, reading, remove, write_json
 
 FORMAT = 2  # of the file of a job: settings have it, so that a folder of another one is refused
 # A rerun may change these flags: digests of the texts and of the checkpoint are compared
@@ -98,10 +98,8 @@ def check_out(out, settings):
     if "settings.json" not in names:
         raise InputError(f"--out {out}: belongs to another script. Use another --out.")
     saved = read_json(Path(out, "settings.json"))
-    changes = []
-    for name, value in settings.items():
-        if name not in PLACES and saved.get(name) != value:
-            changes.append(f"{name} was {saved.get(name)} and is {value}")
+    fixed = {name: value for name, value in settings.items() if name not in PLACES}
+    changes = list_changes(saved, fixed)
     if changes:
         raise InputError(f"--out {out}: belongs to a run with other settings: "
                          f"{'; '.join(changes)}. Use another --out.")

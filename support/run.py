@@ -4,7 +4,6 @@
     check_same_run(saved, facts, "out/proj-lsh")       raises if it is of another run
     run = Run("out/proj-lsh", facts, data, kinds, "float32", log, is_writer=True)
     run.restore(saved, model, optimizer)               to where the checkpoint ends
-    run.drop_leftovers(saved)                          what --out has of later steps
     run.save("best.pt", model)
 
 Out of scope: the file of a checkpoint (common.py), log.jsonl (log.py), texts (reports.py).
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from support.common import InputError, load_checkpoint, save_checkpoint
+from support.common import InputError, list_changes, load_checkpoint, save_checkpoint
 from support.flags import DEFAULTS, MAY_CHANGE
 
 NEAR_WORDS = 50_000  # the most frequent words, among which infer.py --near searches
@@ -57,13 +56,7 @@ def check_same_run(saved, facts, folder):
     """
     if not saved:
         return
-    old = DEFAULTS | saved["run"]  # an older run lacks a new setting
-    changes = []
-    for name, value in facts.items():
-        if old.get(name) != value and name == "key":  # a secret
-            changes.append("key differs")
-        elif old.get(name) != value:
-            changes.append(f"{name} was {old.get(name)} and is {value}")
+    changes = list_changes(DEFAULTS | saved["run"], facts)  # an older run lacks a new setting
     if "optimizer" not in saved:  # a copy of best.pt, or a checkpoint of finetune.py
         changes.append("it has no state of the optimizer")
     if changes:
@@ -112,18 +105,16 @@ class Run:
         self.best = math.inf
 
     def restore(self, saved, model, optimizer):
-        """Go on where a checkpoint ends. saved: as load_saved returns it; {} changes nothing."""
+        """Go on where a checkpoint ends. saved: as load_saved returns it.
+
+        What --out has of later steps is dropped: they are taken again. For {} these are the log
+        and best.pt of a run that ended before its first ckpt.pt.
+        """
         if saved:
             self.step = saved["step"]
             self.best = saved["best"]
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-
-    def drop_leftovers(self, saved):
-        """Drop what --out has of steps that are not in the checkpoint: they are taken again.
-
-        For {} these are the log and best.pt of a run that ended before its first ckpt.pt.
-        """
         if self.is_writer:
             if not saved:
                 Path(self.folder, "best.pt").unlink(missing_ok=True)

@@ -55,7 +55,7 @@ def quick_runs():
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "draw_losses", lambda folder, baselines: "No picture")
+        patch.setattr(pretrain, "draw_losses", lambda *arguments: "No picture")
         patch.setattr(finetune, "BAG_STEPS", 10)
         yield
 
@@ -138,7 +138,7 @@ def write(tmp_path):
 def load(tmp_path):
     """Return a function that prepares data and loads it."""
     def load(data, split="regex", **options):
-        folder = prepare(str(data), split, str(tmp_path / "cache"), quiet=True, **options)
+        folder = prepare(str(data), split, str(tmp_path / "cache"), **options)
         return Corpus(folder)
 
     return load

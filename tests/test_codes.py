@@ -18,7 +18,7 @@ from tokenizer import FIRST_WORD_ID, SEP, make_tokenizer
 WORDS = make_words(120)
 # what the flags of pretrain.py say; of Config, the sizes of all embeddings
 ARGS = dict(split="regex", hash="lsh", features=999, key=None, hash_seed=0, vocab=50, alpha=5,
-            max_alpha=5, coherent=0, quiet=True)
+            max_alpha=5, coherent=0)
 SIZES = dict(bits=64, hashes=2, buckets=31, rows=97, weights=53)
 
 

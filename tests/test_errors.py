@@ -33,7 +33,7 @@ def read_corpus(tmp_path):
     path = tmp_path / "a.txt"
     if not path.exists():  # else the corpus would be built again
         path.write_text("the cat sat\n" * 20)
-    return Corpus(prepare(str(path), "bpe", str(tmp_path), 260, quiet=True))
+    return Corpus(prepare(str(path), "bpe", str(tmp_path), 260))
 
 
 def read_squad(tmp_path):

@@ -50,7 +50,7 @@ class ToyEmbedding(Embedding):
 class ToyConfig(Config):
     """A field of model.Config that the codes of a format depend on."""
 
-    salt: int = 0
+    salt: int = 1
 
 
 @dataclass(kw_only=True)
@@ -186,7 +186,7 @@ def format_flags(monkeypatch, text_path, tmp_path):
     """Register a format, its field and flag; return flags of a run with a cache of its own."""
     monkeypatch.setitem(EMBEDDINGS, "toy", ToyRows)
     monkeypatch.setitem(CODERS, "toy", ToyCoder)
-    monkeypatch.setitem(flags.DEFAULTS, "salt", 0)
+    monkeypatch.setitem(flags.DEFAULTS, "salt", 1)
     for module in (model, loading, flags):
         monkeypatch.setattr(module, "Config", ToyConfig)
     build_parser = flags.build_parser
@@ -234,7 +234,7 @@ class ToySource(Source):
 
 def test_new_source_is_a_class_and_its_line(monkeypatch, tmp_path):
     monkeypatch.setitem(SOURCES, "toy", ToySource)
-    corpus = Corpus(prepare("toy", "regex", str(tmp_path), quiet=True))
+    corpus = Corpus(prepare("toy", "regex", str(tmp_path)))
     assert corpus.words == ["one", "fish", "red", "blue"]
     assert corpus.meta["documents"] == 6
     assert_refused(pretrain.main, ["--data", "toy", "--field", "a"], "--field: requires rows")

@@ -133,7 +133,7 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     ("fixed_set", lambda p: p.embed([3]), "expected an item set, a tuple of names"),  # not 0
     ("classify", lambda p: p.classify(("a", "b")), "tuple of texts (review), got ('a', 'b')"),
     ("pair", lambda p: p.classify(["a", "b"]), "row 1: expected a text or a tuple"),
-    ("detect", lambda p: p.list_notes(""), "expected words, got none"),
+    ("detect", lambda p: p.detect(""), "expected words, got none"),
     ("detect", lambda p: p.neighbors("日本"), "expected one word that this model knows"),
 ])
 def test_input_that_does_not_fit_is_refused(untrained, name, call, message):
@@ -295,7 +295,8 @@ def test_words_of_a_model_in_half_precision_are_compared_in_float32(paths):
                                    "text, or with MD5"]),
 ])
 def test_notes_say_how_a_row_is_read(untrained, name, row, notes):
-    assert untrained[name].list_notes(row) == notes
+    p = untrained[name]
+    assert p.list_notes(p.read(row)) == notes
 
 
 def test_truncated_text_is_judged_as_its_start(paths, untrained):
@@ -484,7 +485,7 @@ def test_jsonl_is_utf8_with_plain_line_ends_on_every_system(paths, tmp_path):
     texts = [json.loads(line)["text"] for line in content.splitlines()]
     assert texts == ["the café", "a \ud83d cat"]
     flags = ["--ckpt", paths["detect"], "--file", tmp_path / "missing.txt", "--jsonl", out]
-    assert run_main(infer.main, *flags).code == 2
+    assert_refused(infer.main, flags, f"infer.py: {tmp_path}/missing.txt: No such file")
     assert out.read_bytes().decode("utf-8") == content  # the earlier file is still there
 
 
@@ -586,6 +587,11 @@ def test_prior_is_of_the_training_sets_and_changes_scores_by_its_weight(sets_run
 @pytest.mark.parametrize("name", ["detect", "missing", "fixed_set", "set"])
 def test_prior_needs_counts_of_items(paths, name):
     assert_refused(infer.main, ["--ckpt", paths[name], "--prior", "0.5", "a"], "prior: expected")
+
+
+def test_shipped_model_of_item_sets_has_no_prior():
+    flags = ["--ckpt", ROOT / "models/names.pt", "--prior", "0.5", "hour [MASK]"]
+    assert_refused(infer.main, flags, "--prior: expected", "names.pt, do not: train again")
 
 
 # Import, threads, kinds, hashes

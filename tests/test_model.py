@@ -11,7 +11,6 @@ import torch.nn.functional as F
 import model
 from embeddings import EMBEDDINGS, unpack_bits
 from model import HEADS, PRESETS, Config, Model, count_parameters, load_model
-from support.config import CHOICES, NATURAL, POSITIVE
 from tests.helpers import bloom_model, tiny_model
 from tokenizer import CLS, FIRST_WORD_ID, PAD, SEP, UNK
 
@@ -91,15 +90,10 @@ def test_counts_match_count_median_proposal(emb, head, embedding, rows):
 # Config
 
 
-def test_every_field_of_config_is_checked():
+@pytest.mark.parametrize("field", sorted(asdict(Config()).keys() - {"dropout"}))
+def test_every_field_of_config_is_checked(field):
     """But for the rate of dropout, which PyTorch checks."""
-    checked = [*CHOICES, *NATURAL, *POSITIVE, "dropout"]
-    assert sorted(checked) == sorted(asdict(Config()))
-
-
-@pytest.mark.parametrize("field", CHOICES)
-def test_config_refuses_an_unknown_choice(field):
-    with pytest.raises(ValueError, match=f"^{field}: expected one of .*, got 'other'"):
+    with pytest.raises(ValueError, match=f"^{field}: expected .*, got '?other"):
         Config(**{field: "other"})
 
 

@@ -454,7 +454,7 @@ def test_rank_with_nothing_to_do_changes_nothing(small, tmp_path):
 def test_two_ranks_compute_the_losses_of_one_for_each_kind(kinds, tmp_path):
     jobs = []
     for i, (flags, _, _) in enumerate(kinds):
-        jobs.append([*flags, "--out", str(tmp_path / str(i)), "--quiet"])
+        jobs.append([*flags, "--out", str(tmp_path / str(i))])
     path = tmp_path / "jobs.json"
     path.write_text(json.dumps(jobs))
 

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import runpy
 from dataclasses import fields
 from inspect import signature
 
@@ -43,11 +42,6 @@ def test_demos_of_leaves_run_where_no_other_file_is_found():
     assert len(demos) == len(leaves)
     for demo in demos:
         assert_fits_a_screen(demo)
-
-
-def test_demo_of_the_tokenizer_fits_a_screen(capsys):
-    runpy.run_path(str(ROOT / "tokenizer.py"), run_name="__main__")
-    assert_fits_a_screen(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", ["pretrain", "finetune", "infer"])

@@ -133,7 +133,7 @@ def test_link_to_a_file_of_its_folder_is_no_second_text(write, tmp_path):
     (None, dict(n=1, body="y"), "body"),  # the only strings
 ])
 def test_choose_columns_takes_field_then_text_then_the_only_strings(field, row, expected):
-    assert choose_columns("a.csv", row, field) == [expected]
+    assert choose_columns("a.csv", row, False, field) == [expected]
 
 
 def test_item_sets_that_are_read_as_texts_are_refused_with_their_preset(write, load):

@@ -16,7 +16,7 @@ from data.batches import TextBatches
 
 
 def wait_forever(*_):
-    print("stuck", flush=True)
+    print("stuck", file=sys.__stdout__, flush=True)  # a rank other than the first is redirected
     while True:
         time.sleep(1)
 
