@@ -184,6 +184,11 @@ def resolve_device(args, local_rank=0):
     if dtype == "auto":
         dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
 
+    if args.device == "auto" and device.type == "cpu" and shutil.which("nvidia-smi"):
+        if local_rank == 0:
+            print("note: found nvidia-smi, but this PyTorch uses no GPU. pytorch.org has the "
+                  "command that installs one with CUDA", file=sys.stderr)
+
     # By default pretrain.py compiles on CUDA, where that is possible
     use_compile = args.compile
     if use_compile is None:

@@ -153,6 +153,17 @@ def test_compile_that_is_not_possible_is_off_with_a_note_and_refused_by_flag(
     assert reason in str(error.value)
 
 
+def test_gpu_that_pytorch_cannot_use_is_noted(monkeypatch, capsys):
+    """The build of PyTorch for Windows that pip installs has no CUDA."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(common.shutil, "which", lambda name: name)
+    args = argparse.Namespace(device="auto", dtype="float32", compile=False)
+    common.resolve_device(args)
+    assert "nvidia-smi" in capsys.readouterr().err
+    common.resolve_device(args, local_rank=1)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("name, is_async", [("cpu", False), ("mps", False), ("cuda", True)])
 def test_send_waits_unless_the_memory_is_pinned(name, is_async):
     """Else another tensor may be in that memory before the device has read it."""
