@@ -5,6 +5,7 @@
     python -m bench.draws frontier --runs 'out/frontier-*'
     python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz
     python -m bench.draws neighbors --data simplewiki.jsonl.gz
+    python -m bench.draws neighbors --data python-names --items 20000   beside runs of --vocab 20000
 
 A folder such as out/draws-proj-lsh-0 is a run of the variant proj-lsh. The rows, windows of text or
 item sets, and what is corrupted in them are the same for all runs of a corpus, whatever their
@@ -77,7 +78,7 @@ def bench_recall(args):
 
 def bench_neighbors(args):
     """Measure the recall of popularity and neighbors as that of runs, each item masked once."""
-    sets, ids, _ = read_sets(load_corpus(args, "items"), MAX_ITEMS)
+    sets, ids, _ = read_sets(load_corpus(args, "items"), MAX_ITEMS, args.items)
     rows, columns = ids.nonzero(as_tuple=True)  # (n,), the set and the place of each item
     draw = Draw(ids[rows], None, is_masked=F.one_hot(columns, ids.shape[1]).bool())
     is_first = rank_hidden_items(sets, draw) == 0  # (n, 4)
@@ -228,7 +229,7 @@ TABLES = {  # name -> function that yields the rows, columns, flags and their de
     "losses": (bench_losses, LOSSES, FLAGS),
     "frontier": (bench_frontier, FRONTIER, FLAGS),
     "recall": (bench_recall, RECALL, FLAGS),
-    "neighbors": (bench_neighbors, RECALL, CORPUS),
+    "neighbors": (bench_neighbors, RECALL, CORPUS | dict(items=None)),
 }
 
 

@@ -57,6 +57,9 @@ FLAGS = {  # flag -> options of add_argument
     "cache": dict(help="folder of prepared corpora (default: %(default)s)"),
     "data": dict(help="corpus or item sets, as --data of pretrain.py (default: %(default)s)"),
     "data_dir": dict(help="folder with the files of GLUE"),
+    "items": dict(
+        type=at_least(2),
+        help="number of items, the most frequent ones, as --vocab of pretrain.py (default: all)"),
     "known": dict(help="a file of --json with runs that are not measured again"),
     "only": dict(help="regular expression: run the variants whose names match"),
     "runs": dict(nargs="+", help="folders of trained runs"),
