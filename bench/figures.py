@@ -19,8 +19,7 @@ import torch
 
 import attention
 from bench import attention as attention_bench
-from bench import claims, controls, copies, draws, gpu, hashformers, misspell, shares, sketch
-from bench import superbloom, training
+from bench import claims, hashformers, shares
 from bench.harness import ROOT, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
 from embeddings import ProjEmbedding
@@ -28,7 +27,6 @@ from hashing import NgramLSH, list_words, md5_bits
 from support.common import read_json, run_script
 
 ASSETS = ROOT / "assets"
-WITHOUT_TABLE = {"variants"}  # results with numbers of the prose alone
 STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines.top": False,
          "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
          "axes.titlesize": 10, "legend.frameon": False}
@@ -361,22 +359,10 @@ def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     tables |= dict(claims.list_tables())
-    benches = {}
-    for file in (attention_bench, controls, copies, draws, gpu, hashformers, misspell, shares,
-                 sketch, superbloom, training):
-        for name, table in file.TABLES.items():
-            if name in benches:  # a result would be shown in the columns of another table
-                raise ValueError(f"TABLES: expected one {name}, got two.")
-            benches[name] = table
     # each result has a table, whether a page shows it or not
     for path in ROOT.glob("results/*.json"):
         result = read_json(path)
-        bench = result["bench"]
-        if bench in WITHOUT_TABLE:
-            continue
-        # each result names the bench that has its columns
-        _, columns, _ = benches[bench]
-        table = markdown(result["rows"], columns)
+        table = markdown(result["rows"], result["columns"])
         tables[path.stem] = f"{table}\n{caption(result)}"
     return tables
 

@@ -94,7 +94,8 @@ def print_table(measure, columns, args, command):
     # before the work, which may take hours
     if args.json and not Path(args.json).absolute().parent.is_dir():
         raise InputError(f"--json: expected a file in a folder that exists, got {args.json}.")
-    result = dict(bench=args.name, machine=describe_machine(), command=command, rows=[])
+    result = dict(
+        bench=args.name, columns=columns, machine=describe_machine(), command=command, rows=[])
     for row in measure(args):
         print(row, file=sys.stderr)  # progress: stdout has the table
         result["rows"].append(row)
