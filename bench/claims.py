@@ -269,22 +269,16 @@ def pool_variance(spread):
 
 @functools.lru_cache
 def find_quantile(freedom):
-    """Return the t that |Student's t| exceeds with a probability of 5 %."""
-    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
-    scale -= math.log(freedom * math.pi) / 2
-    # halve the range of t that has the quantile; the density is summed over a grid
-    low = 0.0
-    high = 100.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        x = np.linspace(0, middle, 4_001)
-        density = np.exp(scale - (freedom + 1) / 2 * np.log1p(x**2 / freedom))
-        inside = 2 * ((density[1:] + density[:-1]) / 2 * np.diff(x)).sum()
-        if inside < CONFIDENCE:
-            low = middle
-        else:
-            high = middle
-    return middle
+    """Return the t that |Student's t| exceeds with a probability of 5 %.
+
+    With t = √freedom · tan(θ) the density is that of θ, cos(θ)^(freedom - 1), on a finite range.
+    """
+    theta = np.linspace(0, np.pi / 2, 100_001)
+    density = np.cos(theta) ** (freedom - 1)
+    # the area from 0 to each θ by trapezoids, of which a constant factor cancels
+    area = np.cumsum(density) - density / 2 - density[0] / 2
+    angle = np.interp(CONFIDENCE * area[-1], area, theta)
+    return math.sqrt(freedom) * math.tan(angle)
 
 
 def judge(claim, here, control):
