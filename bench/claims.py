@@ -27,7 +27,6 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     python -m bench.figures readme      write the tables anew
 """
 
-import functools
 import math
 import re
 from collections import Counter
@@ -205,8 +204,7 @@ def compare(claim, here, control):
         return Difference(mean, 0.0, math.inf)
     # Satterthwaite: parts with few degrees of freedom count by the square of their variance
     freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
-    # rounded: near values share a quantile, which takes a while
-    limit = find_quantile(round(freedom, 3)) * math.sqrt(total)
+    limit = find_quantile(freedom) * math.sqrt(total)
     return Difference(mean, limit, freedom)
 
 
@@ -267,7 +265,6 @@ def pool_variance(spread):
     return squares / freedom, freedom
 
 
-@functools.lru_cache
 def find_quantile(freedom):
     """Return the t that |Student's t| exceeds with a probability of 5 %.
 
