@@ -14,7 +14,6 @@ import re
 import textwrap
 from collections import Counter
 
-import numpy as np
 import torch
 
 import attention
@@ -43,7 +42,6 @@ def main(argv=None):
         draw_buckets()
         draw_attention()
         draw_effects()
-        draw_new_results()
         draw_frontier()
 
 
@@ -251,53 +249,8 @@ def draw_effects():
         axis.set_ylim(len(names) - 0.5, -0.8)
         axis.set_xlim(left=-85)
         axis.set_xlabel("lead of the claimed side (lower loss, higher score), in % of its rival")
-        axis.legend(loc="lower right", fontsize=8)
-
-
-def draw_new_results():
-    """Draw the three results of docs/claims.md that are ours."""
-    with new_figure("new-results", (11, 3.6), columns=3) as (left, middle, right):
-        # 1. Symmetric and plain scores: a dot is a run
-        runs = {row["name"]: row["loss_all"] for row in read_rows("scores")}
-        names = ["dense", "lsh", "random"]
-        kinds = (("", "tab:orange", "plain scores"),
-                 ("-symmetric", "tab:blue", "symmetric scores"))
-        for suffix, color, label in kinds:
-            losses = [runs[name + suffix] for name in names]  # of three runs each
-            left.scatter(np.repeat(range(3), 3), np.ravel(losses), color=color, label=label)
-        left.set_xticks(range(3), ["all pairs", "LSH, r 2", "as many\nrandom pairs"], fontsize=8)
-        left.set(title="masked-word loss; a dot is a run", xlim=(-0.5, 2.5))
-        left.legend(fontsize=8)
-
-        # 2. The weight inside a bucket
-        rows = read_rows("shares")
-        for kind, style in ("random vectors", "o"), ("english-detect", "x"):
-            chosen = [row for row in rows if row["name"].startswith(kind)]
-            middle.semilogy([row["r"] for row in chosen], [row["inside"] for row in chosen], style,
-                            label=kind.replace("detect", "detect, a layer each"), fillstyle="none")
-        law = {row["r"]: row["law"] for row in rows}
-        middle.semilogy(law.keys(), law.values(), "-", color="0.5", label="law of random vectors")
-        middle.set_xticks(list(law), list(law))
-        middle.set_yticks([2, 5, 10, 20, 50, 100], [2, 5, 10, 20, 50, 100])
-        middle.minorticks_off()
-        middle.set(title="% of a query's weight in its bucket", xlabel="hyperplanes r")
-        middle.legend(fontsize=8)
-
-        # 3. Misspelled words: 30 topics
-        kept = {row["name"]: row for row in read_rows("misspell-linear")}
-        places = {"MD5 bits": -0.27, "LSH bits": 0, "n-grams": 0.27}
-        colors = {"MD5 bits": "tab:orange", "LSH bits": "tab:blue", "n-grams": "tab:green"}
-        for features, place in places.items():
-            bars = [kept[f"{features}, {columns}, articles"] for columns in ("128", "1,024")]
-            right.bar([place, 1 + place], [row["kept"] for row in bars], 0.25,
-                      yerr=[row["kept_std"] for row in bars], capsize=3, color=colors[features],
-                      label=features)
-        bag = kept["bag of words, articles"]["kept"]
-        right.axhline(bag, color="0.3", linestyle="--", label="bag of words")
-        right.set_xticks([0, 1], ["128 columns", "1,024 columns"])
-        right.set(ylim=(50, 100), title="% of the accuracy on 30 topics that is\n"
-                                        "left with 40 % of the words misspelled")
-        right.legend(fontsize=8, ncols=2)
+        # below the axis, where it covers no row
+        axis.figure.legend(loc="outside lower center", fontsize=8, ncols=3)
 
 
 def draw_frontier():
