@@ -169,8 +169,7 @@ def measure_windows(folder, args):
     losses = []
     num_scored = 0
     with contextlib.ExitStack() as stack:
-        # the controls that the run's name has are those in which it was trained. Symmetric scores
-        # change nothing of --lsh_pairs upper
+        # the controls that the run's name has are those in which it was trained
         for name, use_control in CONTROLS.items():
             if name in Path(folder).name:
                 stack.enter_context(use_control())
