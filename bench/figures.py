@@ -8,7 +8,6 @@ for results/attention.json; a test compares the pages with what it writes.
     python -m bench.figures readme                  write the tables anew
 """
 
-import argparse
 import contextlib
 import re
 import textwrap
@@ -23,7 +22,7 @@ from bench.harness import ROOT, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
 from embeddings import ProjEmbedding
 from hashing import NgramLSH, list_words, md5_bits
-from support.common import read_json, run_script
+from support.common import make_parser, read_json, run_script
 
 ASSETS = ROOT / "assets"
 STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines.top": False,
@@ -47,8 +46,7 @@ def main(argv=None):
 
 def build_parser():
     """Return the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser("python -m bench.figures", __doc__)
     p.add_argument("what", choices=("figures", "readme"))
     return p
 

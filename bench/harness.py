@@ -9,7 +9,6 @@ each round, so a busy moment of the machine slows all of them. A ratio is the me
 of the rounds. An untimed round comes first. Each table names its processor.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -36,8 +35,8 @@ from data.corpus import Corpus, prepare
 from data.tasks import read_task
 from hashing import MD5
 from model import PRESETS, Config, Model, count_parameters, load_model
-from support.common import InputError, at_least, load_checkpoint, num_cores, read_json
-from support.common import run_script, write_json
+from support.common import InputError, at_least, load_checkpoint, make_parser, num_cores
+from support.common import read_json, run_script, write_json
 from support.results import read_result
 from tokenizer import HashTokenizer, make_tokenizer
 
@@ -82,7 +81,7 @@ def main(module, tables, doc, argv=None):
     """
     if argv is None:
         argv = sys.argv[1:]
-    args = build_parser(tables, doc).parse_args(argv)
+    args = build_parser(module, tables, doc).parse_args(argv)
     measure, columns, _ = tables[args.name]
     command = shlex.join(["python", "-m", module, *argv])
     # bad input ends it with one line
@@ -104,10 +103,9 @@ def print_table(measure, columns, args, command):
     print(f"\n{markdown(result['rows'], columns)}\n{caption(result)}")
 
 
-def build_parser(tables, doc=""):
+def build_parser(module, tables, doc=""):
     """Return the parser of a bench file: a command for each table, with the flags that it reads."""
-    p = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser(f"python -m {module}", doc)
     commands = p.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, (measure, _, flags) in tables.items():
         # the summary of the function is the help of its command
