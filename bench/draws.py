@@ -82,12 +82,18 @@ def bench_neighbors(args):
     rows, columns = ids.nonzero(as_tuple=True)  # (n,), the set and the place of each item
     draw = Draw(ids[rows], None, is_masked=F.one_hot(columns, ids.shape[1]).bool())
     is_first = rank_hidden_items(sets, draw) == 0  # (n, 4)
-    sizes = np.bincount(rows)  # (S,)
+    sizes = " ".join(str(size) for size in np.bincount(rows))  # of S sets
     for name, is_hit in zip(NEIGHBORS, is_first.T):
         hits = np.bincount(rows, is_hit)  # (S,)
         recall = 100 * hits * len(hits) / len(rows)  # as of measure_sets
-        row = dict(name=name, seeds=0, n=len(hits), recall=float(recall.mean()))
-        yield row | dict(recall_rows=write_rows(recall), sizes=" ".join(map(str, sizes)))
+        yield dict(
+            name=name,
+            seeds=0,
+            n=len(hits),
+            recall=float(recall.mean()),
+            recall_rows=write_rows(recall),
+            sizes=sizes,
+        )
 
 
 def collect(args, key, measure):
