@@ -1,13 +1,10 @@
 """pretrain.py with another attention: the controls of BERT-LSH.
 
     python -m bench.attention_controls random --preset bert-lsh --lsh_bands 2
-    python -m bench.attention_controls symmetric --preset bert-lsh --attn full
     python -m bench.attention_controls shared --preset bert-lsh --lsh_bands 4
 
 random: random pairs in place of those that collide. Buckets keep their sizes, and stand at random
     positions, anew in every pass.
-symmetric: pairs (i, j) and (j, i) share the score of <q_i, k_j>, i <= j, as with --lsh_buckets 1
-    --lsh_pairs upper, where all pairs collide; dense attention is about four times as fast.
 shared: the queries are the keys, too, so that a vector and its equal share a bucket. The part of
     the projection that makes keys has no use.
 
@@ -36,19 +33,6 @@ def use_random_pairs():
     return mock.patch.object(attention, "simhash", lambda *args: permute_buckets(simhash(*args)))
 
 
-def use_symmetric_scores():
-    """Return a context in which the scores below the diagonal mirror those above it."""
-    softmax = attention.masked_softmax
-
-    def mirror(scores, is_key):
-        mirrored = scores.triu() + scores.triu(1).transpose(-2, -1)  # (B, H, L, L)
-        return softmax(mirrored, is_key)
-
-    # dense attention by its formula, as PyTorch's kernel shows no scores
-    return mock.patch.multiple(
-        attention, masked_softmax=mirror, full_attention=attention.full_attention_reference)
-
-
 def use_shared_keys():
     """Return a context in which all attention has its queries as keys, too."""
     project = attention.SelfAttention.project
@@ -62,7 +46,6 @@ def use_shared_keys():
 
 CONTROLS = {
     "random": use_random_pairs,
-    "symmetric": use_symmetric_scores,
     "shared": use_shared_keys,
 }
 

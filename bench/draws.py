@@ -5,6 +5,7 @@
     python -m bench.draws frontier --runs 'out/frontier-*'
     python -m bench.draws recall --runs 'out/sets-*' --data simplewiki.jsonl.gz
     python -m bench.draws neighbors --data simplewiki.jsonl.gz
+    python -m bench.draws neighbors --data python-names --items 20000   beside runs of --vocab 20000
 
 A folder such as out/draws-proj-lsh-0 is a run of the variant proj-lsh. The rows, windows of text or
 item sets, and what is corrupted in them are the same for all runs of a corpus, whatever their
@@ -77,16 +78,22 @@ def bench_recall(args):
 
 def bench_neighbors(args):
     """Measure the recall of popularity and neighbors as that of runs, each item masked once."""
-    sets, ids, _ = read_sets(load_corpus(args, "items"), MAX_ITEMS)
+    sets, ids, _ = read_sets(load_corpus(args, "items"), MAX_ITEMS, args.items)
     rows, columns = ids.nonzero(as_tuple=True)  # (n,), the set and the place of each item
     draw = Draw(ids[rows], None, is_masked=F.one_hot(columns, ids.shape[1]).bool())
     is_first = rank_hidden_items(sets, draw) == 0  # (n, 4)
-    sizes = np.bincount(rows)  # (S,)
+    sizes = " ".join(str(size) for size in np.bincount(rows))  # of S sets
     for name, is_hit in zip(NEIGHBORS, is_first.T):
         hits = np.bincount(rows, is_hit)  # (S,)
         recall = 100 * hits * len(hits) / len(rows)  # as of measure_sets
-        row = dict(name=name, seeds=0, n=len(hits), recall=float(recall.mean()))
-        yield row | dict(recall_rows=write_rows(recall), sizes=" ".join(map(str, sizes)))
+        yield dict(
+            name=name,
+            seeds=0,
+            n=len(hits),
+            recall=float(recall.mean()),
+            recall_rows=write_rows(recall),
+            sizes=sizes,
+        )
 
 
 def collect(args, key, measure):
@@ -168,8 +175,7 @@ def measure_windows(folder, args):
     losses = []
     num_scored = 0
     with contextlib.ExitStack() as stack:
-        # the controls that the run's name has are those in which it was trained. Symmetric scores
-        # change nothing of --lsh_pairs upper
+        # the controls that the run's name has are those in which it was trained
         for name, use_control in CONTROLS.items():
             if name in Path(folder).name:
                 stack.enter_context(use_control())
@@ -228,7 +234,7 @@ TABLES = {  # name -> function that yields the rows, columns, flags and their de
     "losses": (bench_losses, LOSSES, FLAGS),
     "frontier": (bench_frontier, FRONTIER, FLAGS),
     "recall": (bench_recall, RECALL, FLAGS),
-    "neighbors": (bench_neighbors, RECALL, CORPUS),
+    "neighbors": (bench_neighbors, RECALL, CORPUS | dict(items=None)),
 }
 
 

@@ -8,27 +8,23 @@ for results/attention.json; a test compares the pages with what it writes.
     python -m bench.figures readme                  write the tables anew
 """
 
-import argparse
 import contextlib
 import re
 import textwrap
 from collections import Counter
 
-import numpy as np
 import torch
 
 import attention
 from bench import attention as attention_bench
-from bench import claims, controls, copies, draws, gpu, hashformers, misspell, shares, sketch
-from bench import superbloom, training
+from bench import claims, hashformers, shares
 from bench.harness import ROOT, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
 from embeddings import ProjEmbedding
 from hashing import NgramLSH, list_words, md5_bits
-from support.common import read_json, run_script
+from support.common import make_parser, read_json, run_script
 
 ASSETS = ROOT / "assets"
-WITHOUT_TABLE = {"variants"}  # results with numbers of the prose alone
 STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines.top": False,
          "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
          "axes.titlesize": 10, "legend.frameon": False}
@@ -45,14 +41,12 @@ def main(argv=None):
         draw_buckets()
         draw_attention()
         draw_effects()
-        draw_new_results()
         draw_frontier()
 
 
 def build_parser():
     """Return the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser("python -m bench.figures", __doc__)
     p.add_argument("what", choices=("figures", "readme"))
     return p
 
@@ -253,53 +247,8 @@ def draw_effects():
         axis.set_ylim(len(names) - 0.5, -0.8)
         axis.set_xlim(left=-85)
         axis.set_xlabel("lead of the claimed side (lower loss, higher score), in % of its rival")
-        axis.legend(loc="lower right", fontsize=8)
-
-
-def draw_new_results():
-    """Draw the three results of docs/claims.md that are ours."""
-    with new_figure("new-results", (11, 3.6), columns=3) as (left, middle, right):
-        # 1. Symmetric and plain scores: a dot is a run
-        runs = {row["name"]: row["loss_all"] for row in read_rows("scores")}
-        names = ["dense", "lsh", "random"]
-        kinds = (("", "tab:orange", "plain scores"),
-                 ("-symmetric", "tab:blue", "symmetric scores"))
-        for suffix, color, label in kinds:
-            losses = [runs[name + suffix] for name in names]  # of three runs each
-            left.scatter(np.repeat(range(3), 3), np.ravel(losses), color=color, label=label)
-        left.set_xticks(range(3), ["all pairs", "LSH, r 2", "as many\nrandom pairs"], fontsize=8)
-        left.set(title="masked-word loss; a dot is a run", xlim=(-0.5, 2.5))
-        left.legend(fontsize=8)
-
-        # 2. The weight inside a bucket
-        rows = read_rows("shares")
-        for kind, style in ("random vectors", "o"), ("english-detect", "x"):
-            chosen = [row for row in rows if row["name"].startswith(kind)]
-            middle.semilogy([row["r"] for row in chosen], [row["inside"] for row in chosen], style,
-                            label=kind.replace("detect", "detect, a layer each"), fillstyle="none")
-        law = {row["r"]: row["law"] for row in rows}
-        middle.semilogy(law.keys(), law.values(), "-", color="0.5", label="law of random vectors")
-        middle.set_xticks(list(law), list(law))
-        middle.set_yticks([2, 5, 10, 20, 50, 100], [2, 5, 10, 20, 50, 100])
-        middle.minorticks_off()
-        middle.set(title="% of a query's weight in its bucket", xlabel="hyperplanes r")
-        middle.legend(fontsize=8)
-
-        # 3. Misspelled words: 30 topics
-        kept = {row["name"]: row for row in read_rows("misspell-linear")}
-        places = {"MD5 bits": -0.27, "LSH bits": 0, "n-grams": 0.27}
-        colors = {"MD5 bits": "tab:orange", "LSH bits": "tab:blue", "n-grams": "tab:green"}
-        for features, place in places.items():
-            bars = [kept[f"{features}, {columns}, articles"] for columns in ("128", "1,024")]
-            right.bar([place, 1 + place], [row["kept"] for row in bars], 0.25,
-                      yerr=[row["kept_std"] for row in bars], capsize=3, color=colors[features],
-                      label=features)
-        bag = kept["bag of words, articles"]["kept"]
-        right.axhline(bag, color="0.3", linestyle="--", label="bag of words")
-        right.set_xticks([0, 1], ["128 columns", "1,024 columns"])
-        right.set(ylim=(50, 100), title="% of the accuracy on 30 topics that is\n"
-                                        "left with 40 % of the words misspelled")
-        right.legend(fontsize=8, ncols=2)
+        # below the axis, where it covers no row
+        axis.figure.legend(loc="outside lower center", fontsize=8, ncols=3)
 
 
 def draw_frontier():
@@ -361,22 +310,10 @@ def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     tables |= dict(claims.list_tables())
-    benches = {}
-    for file in (attention_bench, controls, copies, draws, gpu, hashformers, misspell, shares,
-                 sketch, superbloom, training):
-        for name, table in file.TABLES.items():
-            if name in benches:  # a result would be shown in the columns of another table
-                raise ValueError(f"TABLES: expected one {name}, got two.")
-            benches[name] = table
     # each result has a table, whether a page shows it or not
     for path in ROOT.glob("results/*.json"):
         result = read_json(path)
-        bench = result["bench"]
-        if bench in WITHOUT_TABLE:
-            continue
-        # each result names the bench that has its columns
-        _, columns, _ = benches[bench]
-        table = markdown(result["rows"], columns)
+        table = markdown(result["rows"], result["columns"])
         tables[path.stem] = f"{table}\n{caption(result)}"
     return tables
 

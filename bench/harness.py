@@ -9,7 +9,6 @@ each round, so a busy moment of the machine slows all of them. A ratio is the me
 of the rounds. An untimed round comes first. Each table names its processor.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -36,8 +35,8 @@ from data.corpus import Corpus, prepare
 from data.tasks import read_task
 from hashing import MD5
 from model import PRESETS, Config, Model, count_parameters, load_model
-from support.common import InputError, at_least, load_checkpoint, num_cores, read_json
-from support.common import run_script, write_json
+from support.common import InputError, at_least, load_checkpoint, make_parser, num_cores
+from support.common import read_json, run_script, write_json
 from support.results import read_result
 from tokenizer import HashTokenizer, make_tokenizer
 
@@ -57,6 +56,9 @@ FLAGS = {  # flag -> options of add_argument
     "cache": dict(help="folder of prepared corpora (default: %(default)s)"),
     "data": dict(help="corpus or item sets, as --data of pretrain.py (default: %(default)s)"),
     "data_dir": dict(help="folder with the files of GLUE"),
+    "items": dict(
+        type=at_least(2),
+        help="number of items, the most frequent ones, as --vocab of pretrain.py (default: all)"),
     "known": dict(help="a file of --json with runs that are not measured again"),
     "only": dict(help="regular expression: run the variants whose names match"),
     "runs": dict(nargs="+", help="folders of trained runs"),
@@ -79,7 +81,7 @@ def main(module, tables, doc, argv=None):
     """
     if argv is None:
         argv = sys.argv[1:]
-    args = build_parser(tables, doc).parse_args(argv)
+    args = build_parser(module, tables, doc).parse_args(argv)
     measure, columns, _ = tables[args.name]
     command = shlex.join(["python", "-m", module, *argv])
     # bad input ends it with one line
@@ -91,7 +93,8 @@ def print_table(measure, columns, args, command):
     # before the work, which may take hours
     if args.json and not Path(args.json).absolute().parent.is_dir():
         raise InputError(f"--json: expected a file in a folder that exists, got {args.json}.")
-    result = dict(bench=args.name, machine=describe_machine(), command=command, rows=[])
+    result = dict(
+        bench=args.name, columns=columns, machine=describe_machine(), command=command, rows=[])
     for row in measure(args):
         print(row, file=sys.stderr)  # progress: stdout has the table
         result["rows"].append(row)
@@ -100,10 +103,9 @@ def print_table(measure, columns, args, command):
     print(f"\n{markdown(result['rows'], columns)}\n{caption(result)}")
 
 
-def build_parser(tables, doc=""):
+def build_parser(module, tables, doc=""):
     """Return the parser of a bench file: a command for each table, with the flags that it reads."""
-    p = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser(f"python -m {module}", doc)
     commands = p.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, (measure, _, flags) in tables.items():
         # the summary of the function is the help of its command

@@ -3,11 +3,9 @@
     python -m bench.shrink out/bloom-items models/names.pt
 """
 
-import argparse
-
 import torch
 
-from support.common import load_checkpoint, run_script
+from support.common import load_checkpoint, make_parser, run_script
 
 NUM_WORDS = 5_000  # infer.py --near searches among them
 PARTS = ("format", "config", "model", "tokenizer", "run", "step", "words",
@@ -22,8 +20,7 @@ def main(argv=None):
 
 def build_parser():
     """Return the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser("python -m bench.shrink", __doc__)
     p.add_argument("ckpt", help="folder of a run of pretrain.py, or a checkpoint")
     p.add_argument("out", help="the file to write")
     return p

@@ -273,11 +273,11 @@ def bench_beams(args):
     for folder in args.runs:
         hidden = hide_items(folder, args)
         # one round of a fixed width, then widened until it provably has the best
-        searches = {f"B {beam}": (beam, 1) for beam in (1, 10, 20, 100)}
-        searches["until certified"] = (20, None)
-        for search, (beam, rounds) in searches.items():
-            row, ranks = measure_search(hidden, beam, rounds)
-            yield dict(name=f"{hidden.name}, {search}") | row
+        searches = [(f"B {beam}", beam, 1) for beam in (1, 10, 20, 100)]
+        searches.append(("until certified", 20, None))
+        for search in searches:
+            row, ranks = measure_search(hidden, *search)
+            yield row
         yield from recall_by_frequency(hidden, ranks)
     yield from score_neighbors(args)
 
@@ -301,16 +301,13 @@ def bench_prior(args):
     """
     for folder in args.runs:
         hidden = hide_items(folder, args)
-        prior = popularity_prior(hidden.training_counts, hidden.bloom_map)
         for weight in (0.0, 0.5, 1.0):
-            weighted = weight * prior
-            row, _ = measure_search(hidden, 20, None, weighted)
+            prior = weight * hidden.prior
+            row, _ = measure_search(hidden, weight, 20, None, prior)
             start = time.perf_counter()
-            exhaustive(hidden.logp, hidden.bloom_map, 20, exclude=hidden.visible, prior=weighted)
+            exhaustive(hidden.logp, hidden.bloom_map, 20, exclude=hidden.visible, prior=prior)
             seconds = time.perf_counter() - start
-            n = len(hidden.correct)
-            name = f"{hidden.name}, {weight}"
-            yield dict(name=name, n=n, exhaustive_ms=1000 * seconds / n) | row
+            yield row | dict(exhaustive_ms=1000 * seconds / row["n"])
 
 
 class Hidden(NamedTuple):
@@ -322,7 +319,7 @@ class Hidden(NamedTuple):
     correct: torch.Tensor  # int64 (P,), token ID of the hidden item
     visible: torch.Tensor  # int64 (P, L), numbers of the other items; -1: none
     logp: torch.Tensor  # float (P, m, R), log-probabilities of the hashes at the hidden item
-    training_counts: np.ndarray  # int (N,), how often the training sets have each item
+    prior: torch.Tensor  # float (N,), of each item, by the training sets alone
 
 
 @torch.no_grad()
@@ -344,12 +341,12 @@ def hide_items(folder, args):
         correct=correct[:, 0],
         visible=(inputs - FIRST_WORD_ID).clamp(min=-1),
         logp=logp,
-        training_counts=batches.count_items(),
+        prior=popularity_prior(batches.count_items(), bloom_map),
     )
 
 
-def measure_search(hidden, beam, rounds, prior=None):
-    """Return recall, certified lists in percent, items scored, ms a set; and the ranks (P,)."""
+def measure_search(hidden, search, beam, rounds, prior=None):
+    """Return a row: recall, certified lists in percent, items scored, ms a set; the ranks (P,)."""
     start = time.perf_counter()
     found = beam_search(
         hidden.logp, hidden.bloom_map, 20, beam, rounds, exclude=hidden.visible, prior=prior)
@@ -357,9 +354,11 @@ def measure_search(hidden, beam, rounds, prior=None):
     # beam_search numbers items without the special tokens
     ranks = rank_in_lists(found.ids + FIRST_WORD_ID, hidden.correct)
     row = dict(
+        name=f"{hidden.name}, {search}",
+        n=len(ranks),
         certified=100 * found.certified.double().mean().item(),
         scored=found.num_scored.double().mean().item(),
-        ms=1000 * seconds / len(found.ids),
+        ms=1000 * seconds / len(ranks),
     )
     return row | recall_of(ranks), ranks
 

@@ -11,7 +11,6 @@ nations: which of nine nations does the first paragraph of an article name, as i
 Out of scope: the scores (`finetune.py --train topics/articles/train.jsonl ...`).
 """
 
-import argparse
 import collections
 import json
 import os
@@ -20,7 +19,7 @@ import re
 import numpy as np
 
 from data.rows import read_rows
-from support.common import InputError, run_script
+from support.common import InputError, make_parser, run_script
 
 NATIONS = ("American", "English", "British", "German", "Canadian", "Australian", "French",
            "Italian", "Irish")
@@ -104,8 +103,7 @@ def main(argv=None):
 
 def build_parser():
     """Return the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser("python -m bench.topics", __doc__)
     p.add_argument("kind", choices=KINDS)
     p.add_argument("source", help="file of rows: .jsonl, or .jsonl.gz")
     p.add_argument("out", help="folder; the task is written to OUT/KIND")

@@ -16,8 +16,8 @@ pretrain() {  # program, name and draw, flags
 
 for draw in 2 3 4; do  # the settings were chosen on 0 and 1
     pretrain pretrain.py dense-$draw --attn full
-    # as --lsh_buckets 1 --lsh_pairs upper, where all pairs collide, and four times as fast
-    pretrain "-m bench.attention_controls symmetric" dense-symmetric-$draw --attn full
+    # one bucket: all pairs collide
+    pretrain pretrain.py dense-symmetric-$draw --lsh_buckets 1 --lsh_pairs upper
     pretrain pretrain.py lsh-$draw --lsh_bands 2 --lsh_pairs all
     pretrain pretrain.py lsh-symmetric-$draw --lsh_bands 2 --lsh_pairs upper
     pretrain "-m bench.attention_controls random" random-$draw --lsh_bands 2 --lsh_pairs all

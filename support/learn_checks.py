@@ -4,8 +4,8 @@
 code. If they differ, it compares them with those of the usual errors, and names the error that
 gives the same results.
 
-An exercise is a function that makes its cases, and a dict of the usual errors, function -> hint.
-The first case of each is an example of test_all.py, worked out by hand there.
+The first case of an exercise is an example of test_all.py, worked out by hand there. The truth is a
+formula, which tests/test_learn.py compares with the classes of the project.
 
 Notation:
     As in the file that an exercise is about: F features, T bits, d width, m maps, R buckets,
@@ -22,12 +22,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from attention import lsh_attention_reference
 from bloom import SCORES, BloomMap, beam_search, exhaustive
-from embeddings import MedianEmbedding, ProjEmbedding, standardize
+from embeddings import standardize
 from hashing import NgramLSH, list_ngrams
-from model import Config
-from objectives import IGNORE_INDEX, MaskedHashes, ShuffleRandom, make_batch
+from objectives import IGNORE_INDEX, ShuffleRandom
 from tokenizer import CLS, FIRST_WORD_ID, SEP
 
 TOLERANCE = 1e-4  # of float32 results that are computed in another order
@@ -37,8 +35,9 @@ MAX_SHOWN = 12  # numbers of an array that a message shows
 class Exercise(NamedTuple):
     """What check needs to know of a function that the reader writes."""
 
-    make_cases: Callable  # () -> list of (arguments, expected result)
-    hints: dict  # usual error, a function of the same arguments -> what is wrong
+    list_cases: Callable  # () -> list of the arguments of each case, a tuple
+    truth: Callable  # function of the same arguments, which is right
+    errors: list  # (function of the same arguments, a usual error; what is wrong)
 
 
 def check(name, yours):
@@ -94,28 +93,27 @@ def check_quiz(answers):
 
 def judge_function(name, yours):
     """Return what check prints about a function of EXERCISES."""
-    cases = EXERCISES[name].make_cases()
+    exercise = EXERCISES[name]
+    cases = exercise.list_cases()
     results = []
-    for arguments, _ in cases:
+    for arguments in cases:
         result = call(yours, arguments)
         if not results and (result is None or result is ...):  # the body is still a blank
             return "not yet"
         results.append(to_array(result))
-    expected = [to_array(value) for _, value in cases]
+    expected = [to_array(call(exercise.truth, arguments)) for arguments in cases]
     wrong = [i for i in range(len(cases)) if not is_equal(results[i], expected[i])]
     if not wrong:
         return f"right in all {len(cases)} cases"
 
     # an error is named if it explains all results, the right ones too
-    for usual_error, hint in EXERCISES[name].hints.items():
-        with np.errstate(all="ignore"):
-            same = [to_array(call(usual_error, arguments)) for arguments, _ in cases]
+    for usual_error, hint in exercise.errors:
+        same = [to_array(call(usual_error, arguments)) for arguments in cases]
         if all(is_equal(a, b) for a, b in zip(results, same)):
             return f"not right yet. {hint}"
 
     i = wrong[0]
-    arguments, _ = cases[i]
-    shown = ", ".join(show(argument) for argument in arguments)
+    shown = ", ".join(show(argument) for argument in cases[i])
     return (f"not right yet, and the error is not a usual one. Wrong in {len(wrong)} of "
             f"{len(cases)} cases, first in {name}({shown}): expected {show(expected[i])}, "
             f"got {show(results[i])}.")
@@ -154,22 +152,16 @@ def show(value):
 # 1. my_bits(word, feature_of_gram, eta, T): the bits of a word
 
 
-def bits_cases():
+def list_bits_cases():
     """An example by hand; words with repeated n-grams; words without a known n-gram."""
-    by_hand = ("aab", {"a": 0, "b": 1, "ab": 2}, np.array([-3, 1, 2] * 2), 3)
+    eta = np.array([-3, 1, 2] * 2)
+    cases = [("aab", {"a": 0, "b": 1, "ab": 2}, eta, 3)]
     words = ["banana", "mississippi", "play", "plays", "tattoo", "a"]
     lsh = NgramLSH.fit(dict.fromkeys(words, 1), features=97)
     feature_of_gram = {gram: f for f, gram in enumerate(lsh.grams)}
-    arguments = [by_hand]
     for word in [*words, "zzz", ""]:
-        arguments.append((word, feature_of_gram, lsh.eta, 64))
-    return [(args, true_bits(*args)) for args in arguments]
-
-
-def true_bits(word, feature_of_gram, eta, T):
-    lsh = NgramLSH(list(feature_of_gram), features=len(eta) // 2)
-    lsh.eta = eta
-    return lsh.bits([word], T)[0]
+        cases.append((word, feature_of_gram, lsh.eta, 64))
+    return cases
 
 
 def add_windows(grams, feature_of_gram, eta, T, step=1):
@@ -183,53 +175,39 @@ def add_windows(grams, feature_of_gram, eta, T, step=1):
     return products
 
 
-def bits_counted_once(word, feature_of_gram, eta, T):
-    return add_windows(set(list_ngrams(word)), feature_of_gram, eta, T) > 0
+def true_bits(word, *rest):
+    return add_windows(list_ngrams(word), *rest) > 0
 
 
-def bits_at_zero(word, feature_of_gram, eta, T):
-    return add_windows(list_ngrams(word), feature_of_gram, eta, T) >= 0
-
-
-def bits_rotated_back(word, feature_of_gram, eta, T):
-    return add_windows(list_ngrams(word), feature_of_gram, eta, T, step=-1) > 0
-
-
-def bits_of_letters(word, feature_of_gram, eta, T):
-    return add_windows(list(word), feature_of_gram, eta, T) > 0
-
-
-BITS_HINTS = {
-    bits_counted_once: "Each n-gram is counted once. x counts repeated n-grams too: banana has "
-                       "three a.",
-    bits_at_zero: "A product of 0 gives the bit 0: use > 0 in place of >= 0.",
-    bits_rotated_back: "The hyperplanes rotate the other way. n-gram f adds eta[f + j] to "
-                       "product j.",
-    bits_of_letters: "Only letters are used. The features are n-grams of 1 to 4 letters.",
-}
+BITS_ERRORS = [
+    (lambda word, *rest: add_windows(set(list_ngrams(word)), *rest) > 0,
+     "Each n-gram is counted once. x counts repeated n-grams too: banana has three a."),
+    (lambda word, *rest: add_windows(list_ngrams(word), *rest) >= 0,
+     "A product of 0 gives the bit 0: use > 0 in place of >= 0."),
+    (lambda word, *rest: add_windows(list_ngrams(word), *rest, step=-1) > 0,
+     "The hyperplanes rotate the other way. n-gram f adds eta[f + j] to product j."),
+    (lambda word, *rest: add_windows(list(word), *rest) > 0,
+     "Only letters are used. The features are n-grams of 1 to 4 letters."),
+]
 
 
 # 2. my_proj(bits, weight): the vector of a word, by Proj
 
 
-def proj_cases():
+def list_proj_cases():
     """An example by hand, random bits, and bits that are all equal."""
+    cases = [(torch.tensor([1.0, 1, 0, 0]), torch.tensor([[3.0, 1, 1, -1]]))]
     generator = torch.Generator().manual_seed(0)
-    by_hand = (torch.tensor([1.0, 1, 0, 0]), torch.tensor([[3.0, 1, 1, -1]]))
-    arguments = [by_hand]
     for _ in range(3):
         bits = torch.randint(2, (24,), generator=generator).float()
         weight = torch.randn(7, 24, generator=generator) + 0.5
-        arguments.append((bits, weight))
-    arguments.append((torch.zeros(24), weight))
-    return [(args, true_proj(*args)) for args in arguments]
+        cases.append((bits, weight))
+    cases.append((torch.zeros(24), weight))
+    return cases
 
 
 def true_proj(bits, weight):
-    d, T = weight.shape
-    proj = ProjEmbedding(T, d)
-    proj.weight.data = weight
-    return proj(bits.long()).detach()
+    return standardize(weight) @ standardize(bits)
 
 
 def normalize(x):
@@ -240,249 +218,169 @@ def center(x):
     return x - x.mean(-1, keepdim=True)
 
 
-def proj_without_means(bits, weight):
-    return normalize(weight) @ normalize(bits)
-
-
-def proj_mean_of_bits_alone(bits, weight):
-    return normalize(weight) @ standardize(bits)
-
-
-def proj_mean_of_weight_alone(bits, weight):
-    return standardize(weight) @ normalize(bits)
-
-
-def proj_mean_over_d(bits, weight):
-    return normalize(weight - weight.mean(0)) @ standardize(bits)
-
-
-def proj_without_lengths(bits, weight):
-    return center(weight) @ center(bits)
-
-
-def proj_unbiased_std(bits, weight):
+def correlate_by_std(bits, weight):
     x = center(bits) / bits.std()
     w = center(weight) / weight.std(-1, keepdim=True)
     return (w * x).mean(-1)
 
 
-def proj_length_of_raw(bits, weight):
+def divide_by_raw_lengths(bits, weight):
     return (center(weight) / weight.norm(dim=-1, keepdim=True)) @ (center(bits) / bits.norm())
 
 
-def proj_divided_by_zero(bits, weight):
-    x = center(bits)
-    return standardize(weight) @ (x / x.norm())
-
-
-PROJ_HINTS = {
-    proj_without_means: "No mean is subtracted: this is the cosine. Subtract the mean of the bits, "
-                        "and of each row of weight.",
-    proj_mean_of_bits_alone: "The mean is subtracted from the bits alone. Subtract that of each "
-                             "row of weight as well, before its length is taken.",
-    proj_mean_of_weight_alone: "The mean is subtracted from weight alone. Subtract that of the "
-                               "bits as well, before their length is taken.",
-    proj_mean_over_d: "The mean of weight is taken over the d rows. Each row has its own mean, of "
-                      "its T numbers.",
-    proj_without_lengths: "The product is not divided by the two lengths.",
-    proj_unbiased_std: "torch.std divides by T - 1, and the mean of products by T. Divide the "
-                       "product by the two lengths, or use std(correction=0).",
-    proj_length_of_raw: "The lengths are taken before the means are subtracted. Take those of what "
-                        "is left.",
-    proj_divided_by_zero: "Where all bits are equal, their length is 0, and you divide by it. The "
-                          "vector of such a word is 0.",
-}
+PROJ_ERRORS = [
+    (lambda bits, weight: normalize(weight) @ normalize(bits),
+     "No mean is subtracted: this is the cosine. Subtract the mean of the bits, and of each row of "
+     "weight."),
+    (lambda bits, weight: normalize(weight) @ standardize(bits),
+     "The mean is subtracted from the bits alone. Subtract that of each row of weight as well, "
+     "before its length is taken."),
+    (lambda bits, weight: standardize(weight) @ normalize(bits),
+     "The mean is subtracted from weight alone. Subtract that of the bits as well, before their "
+     "length is taken."),
+    (lambda bits, weight: normalize(weight - weight.mean(0)) @ standardize(bits),
+     "The mean of weight is taken over the d rows. Each row has its own mean, of its T numbers."),
+    (lambda bits, weight: center(weight) @ center(bits),
+     "The product is not divided by the two lengths."),
+    (correlate_by_std,
+     "torch.std divides by T - 1, and the mean of products by T. Divide the product by the two "
+     "lengths, or use std(correction=0)."),
+    (divide_by_raw_lengths,
+     "The lengths are taken before the means are subtracted. Take those of what is left."),
+    (lambda bits, weight: standardize(weight) @ (center(bits) / center(bits).norm()),
+     "Where all bits are equal, their length is 0, and you divide by it. The vector of such a word "
+     "is 0."),
+]
 
 
 # 3. my_labels(ids, inputs, is_shuffled, is_random): the labels of Shuffle+Random
 
 
-def shuffle_random(ids, shuffle, replace, sort_key, random_words):
-    """Return (arguments, expected) of my_labels for a batch, corrupted with this noise."""
-    objective = ShuffleRandom()
-    noise = torch.stack([shuffle, replace, sort_key])  # (3, B, L)
-    inputs, labels = objective.corrupt(ids, noise, random_words)
-    is_word = ids >= FIRST_WORD_ID
-    is_shuffled = is_word & (shuffle < objective.rate)
-    is_random = is_word & ~is_shuffled & (replace < objective.rate)
-    return (ids, inputs, is_shuffled, is_random), labels
-
-
-def labels_cases():
+def list_labels_cases():
     """An example by hand, and a batch of few words, where many come to an equal place."""
     ids = torch.tensor([[CLS, 10, 11, 12, 13, 14, 15, 16, SEP]])
-    high = torch.full(ids.shape, 0.9)
-    shuffle = high.clone()
-    shuffle[0, [2, 4, 6]] = 0
-    replace = high.clone()
-    replace[0, 7] = 0
-    sort_key = high.clone()
-    sort_key[0, [2, 4, 6]] = torch.tensor([0.3, 0.4, 0.2])
-    by_hand = shuffle_random(ids, shuffle, replace, sort_key, torch.full_like(ids, 99))
+    noise = torch.full((3, *ids.shape), 0.9)
+    noise[0, 0, [2, 4, 6]] = 0  # shuffled
+    noise[1, 0, 7] = 0  # replaced
+    noise[2, 0, [2, 4, 6]] = torch.tensor([0.3, 0.4, 0.2])  # the new order
+    by_hand = shuffle_random(ids, noise, torch.full_like(ids, 99))
 
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(CLS, FIRST_WORD_ID + 6, (20, 50), generator=generator)
     random_words = torch.randint(FIRST_WORD_ID, FIRST_WORD_ID + 6, ids.shape, generator=generator)
     noise = torch.rand(3, *ids.shape, generator=generator)
-    return [by_hand, shuffle_random(ids, *noise, random_words)]
+    return [by_hand, shuffle_random(ids, noise, random_words)]
 
 
-def labels_of_choice(ids, inputs, is_shuffled, is_random):
-    """Return labels of what was chosen, changed or not, special tokens not scored."""
+def shuffle_random(ids, noise, random_words):
+    """Return the arguments of my_labels for a batch, corrupted with noise (3, B, L)."""
+    objective = ShuffleRandom()
+    inputs, _ = objective.corrupt(ids, noise, random_words)
+    is_word = ids >= FIRST_WORD_ID
+    is_shuffled = is_word & (noise[0] < objective.rate)
+    is_random = is_word & ~is_shuffled & (noise[1] < objective.rate)
+    return ids, inputs, is_shuffled, is_random
+
+
+def label(ids, inputs, is_shuffled, is_random, keep_shuffled=False, keep_random=False):
+    """Return labels. Those of chosen words that did not change are 0, unless they are kept."""
+    is_equal = inputs == ids
     labels = is_shuffled.long()
     labels[is_random] = 2
+    if not keep_shuffled:
+        labels[is_shuffled & is_equal] = 0
+    if not keep_random:
+        labels[is_random & is_equal] = 0
     labels[ids < FIRST_WORD_ID] = IGNORE_INDEX
     return labels
 
 
-def labels_shuffled_unchanged(ids, inputs, is_shuffled, is_random):
-    labels = labels_of_choice(ids, inputs, is_shuffled, is_random)
-    labels[is_random & (inputs == ids)] = 0
-    return labels
-
-
-def labels_random_unchanged(ids, inputs, is_shuffled, is_random):
-    labels = labels_of_choice(ids, inputs, is_shuffled, is_random)
-    labels[is_shuffled & (inputs == ids)] = 0
-    return labels
-
-
-def labels_of_specials(ids, inputs, is_shuffled, is_random):
-    labels = labels_of_choice(ids, inputs, is_shuffled, is_random)
-    labels[inputs == ids] = 0
-    return labels
-
-
-def labels_of_changes_alone(ids, inputs, is_shuffled, is_random):
-    labels = labels_of_choice(ids, inputs, is_shuffled, is_random)
-    labels[inputs == ids] = IGNORE_INDEX
-    return labels
-
-
-def labels_exchanged(ids, inputs, is_shuffled, is_random):
-    labels = labels_of_choice(ids, inputs, is_random, is_shuffled)
-    labels[(inputs == ids) & (ids >= FIRST_WORD_ID)] = 0
-    return labels
-
-
-LABELS_HINTS = {
-    labels_of_choice: "A word that was chosen and did not change has the label 0: a label says "
-                      "what changed, not what was chosen.",
-    labels_shuffled_unchanged: "The label is 1 where a shuffled word did not change. An equal word "
-                               "may come to its place: the label is 0.",
-    labels_random_unchanged: "The label is 2 where a random word equals the one that it replaces: "
-                             "the label is 0.",
-    labels_of_specials: "Special tokens are scored. Their label is -100, where ids are below 5.",
-    labels_exchanged: "Labels 1 and 2 are exchanged: 1 is shuffled, 2 is random.",
-    labels_of_changes_alone: "Words that did not change are left out. They are scored too, with "
-                             "the label 0.",
-}
+LABELS_ERRORS = [
+    (lambda *batch: label(*batch, keep_shuffled=True, keep_random=True),
+     "A word that was chosen and did not change has the label 0: a label says what changed, not "
+     "what was chosen."),
+    (lambda *batch: label(*batch, keep_shuffled=True),
+     "The label is 1 where a shuffled word did not change. An equal word may come to its place: "
+     "the label is 0."),
+    (lambda *batch: label(*batch, keep_random=True),
+     "The label is 2 where a random word equals the one that it replaces: the label is 0."),
+    (lambda ids, *rest: label(ids, *rest).masked_fill(ids < FIRST_WORD_ID, 0),
+     "Special tokens are scored. Their label is -100, where ids are below 5."),
+    (lambda ids, inputs, is_shuffled, is_random: label(ids, inputs, is_random, is_shuffled),
+     "Labels 1 and 2 are exchanged: 1 is shuffled, 2 is random."),
+    (lambda ids, inputs, *rest: label(ids, inputs, *rest).masked_fill(inputs == ids, IGNORE_INDEX),
+     "Words that did not change are left out. They are scored too, with the label 0."),
+]
 
 
 # 4. my_certificate(logp, digest, beam): is the best scored item the best of all?
 
 
 @functools.cache  # 200 maps take a second
-def certificate_cases():
+def list_certificate_cases():
     """An example by hand, whose best item equals the bound, and 200 random maps."""
-    orders = [[0, 1, 2, 3], [0, 2, 1, 3]]
+    digest = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
     p = torch.tensor([[0.6, 0.4], [0.3, 0.7]])
-    cases = [certificate_case(p.log(), BloomMap(4, 2, orders=orders), 1)]
+    cases = [(p.log(), digest, 1)]
     generator = torch.Generator().manual_seed(0)
     for seed in range(200):
         bloom_map = BloomMap(50 + seed % 50, alpha=1 + seed % 3, seed=seed)
+        digest = torch.from_numpy(bloom_map.digest).long()
         logits = 3 * torch.randn(2, bloom_map.num_buckets, generator=generator)
-        cases.append(certificate_case(logits.log_softmax(1), bloom_map, 1 + seed % 4))
+        cases.append((logits.log_softmax(1), digest, 1 + seed % 4))
     return cases
 
 
-def certificate_case(logp, bloom_map, beam):
-    """Return (arguments, expected) of my_certificate."""
-    found = beam_search(logp.unsqueeze(0), bloom_map, 1, beam)
-    digest = torch.from_numpy(bloom_map.digest).long()
-    return (logp, digest, beam), (found.certified.item(), found.num_scored.item())
+def find_in_beams(logp, digest, beam):
+    """Return whether the bucket of each item in each map is in the beam of the map, bool (N, m)."""
+    beams = logp.topk(beam, 1).indices  # (m, B)
+    return torch.stack([torch.isin(digest[:, j], beams[j]) for j in range(2)], 1)
 
 
-def certify(logp, digest, num_beams, place):
-    """Return whether the best scored item reaches the bound.
+def certify(logp, digest, beam, is_scored=None, place=None, reaches=torch.ge):
+    """Return whether the best scored item is the best of all, and how many are scored.
 
     Args:
         logp: (m, R).
         digest: (N, m).
-        num_beams: int (N,), in how many beams each item is. Those in none are not scored.
-        place: int, the bound adds up the bucket at this place of each map, from the best, 0.
+        beam: int.
+        is_scored: bool (N,); None: items with a bucket in a beam.
+        place: int, the bound adds up the bucket at this place of each map, from the best, 0;
+            None: the last of the beam.
+        reaches: function(best score, bound) -> bool.
     """
-    scores = item_scores(logp, digest)
+    if is_scored is None:
+        is_scored = find_in_beams(logp, digest, beam).any(1)
+    if place is None:
+        place = beam - 1
     bound = logp.sort(1, descending=True).values[:, place].sum()
-    return scores[num_beams > 0].max() >= bound
+    scores = logp[0, digest[:, 0]] + logp[1, digest[:, 1]]  # (N,)
+    best = scores.masked_fill(~is_scored, -math.inf).max()
+    return reaches(best, bound), is_scored.sum()
 
 
-def item_scores(logp, digest):
-    """Return the score of each item, (N,)."""
-    return logp[0, digest[:, 0]] + logp[1, digest[:, 1]]
-
-
-def count_beams(logp, digest, beam):
-    """Return in how many of the m beams each item is, int (N,)."""
-    beams = logp.topk(beam, 1).indices  # (m, B)
-    first = torch.isin(digest[:, 0], beams[0])
-    second = torch.isin(digest[:, 1], beams[1])
-    return first.int() + second.int()
-
-
-def certificate_of_best_buckets(logp, digest, beam):
-    num_beams = count_beams(logp, digest, beam)
-    return certify(logp, digest, num_beams, 0), (num_beams > 0).sum()
-
-
-def certificate_of_next_buckets(logp, digest, beam):
-    num_beams = count_beams(logp, digest, beam)
-    return certify(logp, digest, num_beams, beam), (num_beams > 0).sum()
-
-
-def certificate_above_bound(logp, digest, beam):
-    num_beams = count_beams(logp, digest, beam)
-    scores = item_scores(logp, digest)
-    bound = logp.sort(1, descending=True).values[:, beam - 1].sum()
-    return scores[num_beams > 0].max() > bound, (num_beams > 0).sum()
-
-
-def certificate_of_all_items(logp, digest, beam):
-    num_beams = torch.ones(len(digest))
-    return certify(logp, digest, num_beams, beam - 1), len(digest)
-
-
-def certificate_in_every_beam(logp, digest, beam):
-    num_beams = count_beams(logp, digest, beam)
-    is_scored = num_beams == 2
-    if not is_scored.any():
-        return False, 0
-    return certify(logp, digest, is_scored, beam - 1), is_scored.sum()
-
-
-def certificate_of_mixed_maps(logp, digest, beam):
-    is_scored = torch.isin(digest, logp.topk(beam, 1).indices).any(1)
-    return certify(logp, digest, is_scored, beam - 1), is_scored.sum()
-
-
-def certificate_counted_twice(logp, digest, beam):
-    num_beams = count_beams(logp, digest, beam)
-    return certify(logp, digest, num_beams, beam - 1), num_beams.sum()
-
-
-CERTIFICATE_HINTS = {
-    certificate_of_best_buckets: "The bound adds up the best bucket of each map. Use the last "
-                                 "bucket of each beam: an item outside is in no beam.",
-    certificate_of_next_buckets: "The bound adds up the first bucket behind each beam. That is "
-                                 "valid and lower. The paper takes the last bucket of each beam.",
-    certificate_above_bound: "An item that equals the bound is certified too: no item outside has "
-                             "more. Use >= in place of >.",
-    certificate_of_all_items: "All items are scored. Score those that have a bucket in a beam.",
-    certificate_in_every_beam: "Only items with both buckets in a beam are scored. One is enough.",
-    certificate_of_mixed_maps: "A bucket of one map is looked up in the beams of both. Compare "
-                               "column j of digest with the beam of map j alone.",
-    certificate_counted_twice: "An item that is in two beams is counted twice.",
-}
+CERTIFICATE_ERRORS = [
+    (lambda *case: certify(*case, place=0),
+     "The bound adds up the best bucket of each map. Use the last bucket of each beam: an item "
+     "outside is in no beam."),
+    (lambda logp, digest, beam: certify(logp, digest, beam, place=beam),
+     "The bound adds up the first bucket behind each beam. That is valid and lower. The paper "
+     "takes the last bucket of each beam."),
+    (lambda *case: certify(*case, reaches=torch.gt),
+     "An item that equals the bound is certified too: no item outside has more. Use >= in place "
+     "of >."),
+    (lambda logp, digest, beam: certify(
+        logp, digest, beam, is_scored=torch.ones(len(digest), dtype=torch.bool)),
+     "All items are scored. Score those that have a bucket in a beam."),
+    (lambda *case: certify(*case, is_scored=find_in_beams(*case).all(1)),
+     "Only items with both buckets in a beam are scored. One is enough."),
+    (lambda logp, digest, beam: certify(
+        logp, digest, beam, is_scored=torch.isin(digest, logp.topk(beam, 1).indices).any(1)),
+     "A bucket of one map is looked up in the beams of both. Compare column j of digest with the "
+     "beam of map j alone."),
+    (lambda *case: (certify(*case)[0], find_in_beams(*case).sum()),
+     "An item that is in two beams is counted twice."),
+]
 
 
 # my_score(parts): a score for which the certificate is wrong
@@ -520,196 +418,128 @@ def judge_score(name, yours):
 # 6. my_median(rows) and my_loss(logits, buckets)
 
 
-def median_cases():
+def list_median_cases():
     """An example by hand, odd counts, and even counts, which the embedding refuses."""
+    cases = [(torch.tensor([[1.0, 7], [2, -9], [900, 8]]),)]
     generator = torch.Generator().manual_seed(0)
-    arguments = [(torch.tensor([[1.0, 7], [2, -9], [900, 8]]),)]
     for k in (5, 7, 1, 2, 4, 6):
-        arguments.append((torch.randn(k, 3, generator=generator),))
-    return [(args, true_median(*args)) for args in arguments]
+        cases.append((torch.randn(k, 3, generator=generator),))
+    return cases
 
 
 def true_median(rows):
-    k, d = rows.shape
-    if k % 2 == 0:
-        return np.median(rows, 0)
-    embedding = MedianEmbedding(k, 1, d)  # blocks of one row
-    embedding.weight.data = rows
-    return embedding(torch.zeros(k, dtype=torch.int64)).detach()
+    return np.median(rows, 0)
 
 
-def median_mean(rows):
-    return rows.mean(0)
+MEDIAN_ERRORS = [
+    (lambda rows: rows.mean(0),
+     "This is the mean, which one large row drags along."),
+    (lambda rows: rows.median(0).values,
+     "torch.median of an even count is the lower of the two middle numbers. Take their mean."),
+    (lambda rows: rows.sort(0).values[len(rows) // 2],
+     "This is the upper of the two middle numbers of an even count. Take their mean."),
+    (lambda rows: np.median(rows),
+     "This is one number, the median of all. Take that of each column."),
+    (lambda rows: rows.median(),
+     "This is one number, the lower median of all. Take that of each column."),
+    (lambda rows: rows.median(1).values,
+     "This is the median of each row. Take that of each column."),
+]
 
 
-def median_lower(rows):
-    return rows.median(0).values
-
-
-def median_upper(rows):
-    return rows.sort(0).values[len(rows) // 2]
-
-
-def median_of_all(rows):
-    return np.median(rows)
-
-
-def median_of_all_lower(rows):
-    return rows.median()
-
-
-def median_over_d(rows):
-    return rows.median(1).values
-
-
-MEDIAN_HINTS = {
-    median_mean: "This is the mean, which one large row drags along.",
-    median_lower: "torch.median of an even count is the lower of the two middle numbers. Take "
-                  "their mean.",
-    median_upper: "This is the upper of the two middle numbers of an even count. Take their "
-                  "mean.",
-    median_of_all: "This is one number, the median of all. Take that of each column.",
-    median_of_all_lower: "This is one number, the lower median of all. Take that of each column.",
-    median_over_d: "This is the median of each row. Take that of each column.",
-}
-
-
-def loss_cases():
+def list_loss_cases():
     """An example by hand, whose loss is (2 ln 3 + ln 2) / 3, and random logits."""
-    generator = torch.Generator().manual_seed(0)
     logits = torch.zeros(3, 3)
     logits[1, 1] = math.log(2)
-    arguments = [(logits, torch.tensor([2, 1, 0]))]
+    cases = [(logits, torch.tensor([2, 1, 0]))]
+    generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         logits = 2 * torch.randn(5, 11, generator=generator)
-        arguments.append((logits, torch.randint(11, (5,), generator=generator)))
-    return [(args, true_loss(*args)) for args in arguments]
+        buckets = torch.randint(11, (5,), generator=generator)
+        cases.append((logits, buckets))
+    return cases
 
 
-def true_loss(logits, buckets):
-    k, R = logits.shape
-    config = Config(emb="mean", head="hash-mlm", hashes=k, buckets=R)
-    targets = torch.zeros(FIRST_WORD_ID + 1, k, dtype=torch.int64)
-    targets[FIRST_WORD_ID] = buckets  # of the only word
-    objective = MaskedHashes(config, 0.15, targets)
-    batch = make_batch(None, torch.tensor([[FIRST_WORD_ID]]))
-
-    def model(inputs, key_mask, positions):
-        return logits.unsqueeze(0)
-
-    return objective.loss(model, batch)
+def pick(numbers, buckets):
+    """Return the number (k,) of each hash function's bucket, from numbers (k, R)."""
+    return numbers.gather(1, buckets.unsqueeze(1)).squeeze(1)
 
 
-def losses_of(logits, buckets):
-    return F.cross_entropy(logits, buckets, reduction="none")  # (k,)
+def softmax_over_all(logits, buckets):
+    logp = logits.flatten().log_softmax(0)
+    return -pick(logp.view_as(logits), buckets).mean()
 
 
-def loss_sum(logits, buckets):
-    return losses_of(logits, buckets).sum()
-
-
-def loss_of_mean_probability(logits, buckets):
-    return -(-losses_of(logits, buckets)).exp().mean().log()
-
-
-def loss_one_softmax(logits, buckets):
-    k, R = logits.shape
-    columns = buckets + R * torch.arange(k)
-    return F.cross_entropy(logits.flatten().expand(k, -1), columns)
-
-
-def loss_over_hashes(logits, buckets):
-    logp = logits.log_softmax(0)
-    return -logp.gather(1, buckets.unsqueeze(1)).mean()
-
-
-def loss_of_logits(logits, buckets):
-    return -logits.gather(1, buckets.unsqueeze(1)).mean()
-
-
-def loss_without_minus(logits, buckets):
-    return -losses_of(logits, buckets).mean()
-
-
-LOSS_HINTS = {
-    loss_sum: "This is the sum of the k losses. The loss of a word is their mean.",
-    loss_of_mean_probability: "This is the logarithm of a mean probability. Take the logarithm of "
-                              "each first, then the mean.",
-    loss_one_softmax: "This is one softmax over all k · R numbers, as Superbloom has. Here each "
-                      "hash function has a softmax of its own.",
-    loss_over_hashes: "The softmax runs over the k hash functions. Each function has one of its "
-                      "own, over R buckets: dimension 1.",
-    loss_of_logits: "These are logits. The loss needs their logarithmic softmax, over R.",
-    loss_without_minus: "The sign is missing: the loss is minus the logarithm.",
-}
+LOSS_ERRORS = [
+    (lambda logits, buckets: F.cross_entropy(logits, buckets, reduction="sum"),
+     "This is the sum of the k losses. The loss of a word is their mean."),
+    (lambda logits, buckets: -pick(logits.softmax(1), buckets).mean().log(),
+     "This is the logarithm of a mean probability. Take the logarithm of each first, then the "
+     "mean."),
+    (softmax_over_all,
+     "This is one softmax over all k · R numbers, as Superbloom has. Here each hash function has a "
+     "softmax of its own."),
+    (lambda logits, buckets: -pick(logits.log_softmax(0), buckets).mean(),
+     "The softmax runs over the k hash functions. Each function has one of its own, over R "
+     "buckets: dimension 1."),
+    (lambda logits, buckets: -pick(logits, buckets).mean(),
+     "These are logits. The loss needs their logarithmic softmax, over R."),
+    (lambda logits, buckets: -F.cross_entropy(logits, buckets),
+     "The sign is missing: the loss is minus the logarithm."),
+]
 
 
 # 7. my_extra_key(scores, values, c, mean): LSH attention of one query
 
 
-def extra_key_cases():
-    """An example by hand, whose result is 1.6, and the queries of random sequences."""
-    q = torch.tensor([math.log(3), 0, 0]).view(1, 1, 3, 1)
-    k = torch.ones(1, 1, 3, 1)
-    v = torch.tensor([1.0, 2, 3]).view(1, 1, 3, 1)
-    hq = torch.tensor([0, 5, 5]).view(1, 1, 1, 3)
-    hk = torch.tensor([0, 1, 2]).view(1, 1, 1, 3)
-    cases = [extra_key_case(q, k, v, hq, hk, 0)]
+def list_extra_key_cases():
+    """An example by hand, whose result is 1.6, and the queries of a random sequence."""
+    scores = torch.tensor([math.log(3)])
+    cases = [(scores, torch.tensor([[1.0]]), 2, torch.tensor([2.5]))]
     generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 1, 1, 20, 5, generator=generator).unbind()
-    hq, hk = torch.randint(4, (2, 1, 1, 1, 20), generator=generator).unbind()
+    q, k, v = torch.randn(3, 20, 5, generator=generator)
+    hq, hk = torch.randint(4, (2, 20), generator=generator)
     for i in range(20):
-        cases.append(extra_key_case(q, k, v, hq, hk, i))
+        cases.append(divide_keys(q[i], k, v, hk == hq[i]))
     return cases
 
 
-def extra_key_case(q, k, v, hq, hk, i):
-    """Return (arguments, expected) of my_extra_key for query i."""
-    out = lsh_attention_reference(q, k, v, hq, hk)[0, 0, i]  # (e,)
-    is_inside = hk[0, 0, 0] == hq[0, 0, 0, i]  # (L,)
-    keys = k[0, 0, is_inside]
-    scores = keys @ q[0, 0, i] / math.sqrt(q.shape[3])
-    outside = v[0, 0, ~is_inside]
-    return (scores, v[0, 0, is_inside], len(outside), outside.mean(0)), out
+def divide_keys(query, k, v, is_inside):
+    """Return the arguments of my_extra_key for a query (e,), keys and values (L, e)."""
+    scores = k[is_inside] @ query / math.sqrt(len(query))
+    outside = v[~is_inside]
+    return scores, v[is_inside], len(outside), outside.mean(0)
 
 
 def attend(scores, values, extra_score, extra_value):
     """Return attention to the keys and one more."""
     scores = torch.cat([scores, torch.tensor([float(extra_score)])])
-    return scores.softmax(0) @ torch.cat([values, extra_value.unsqueeze(0)])
-
-
-def extra_key_masked(scores, values, c, mean):
+    values = torch.cat([values, extra_value.unsqueeze(0)])
     return scores.softmax(0) @ values
 
 
-def extra_key_c(scores, values, c, mean):
-    return attend(scores, values, c, mean)
+def true_extra_key(scores, values, c, mean):
+    return attend(scores, values, math.log(c), mean)
 
 
-def extra_key_of_one(scores, values, c, mean):
-    return attend(scores, values, 0, mean)
-
-
-def extra_key_sum(scores, values, c, mean):
-    return attend(scores, values, math.log(c), c * mean)
-
-
-def extra_key_two_means(scores, values, c, mean):
+def weigh_by_counts(scores, values, c, mean):
     inside = scores.softmax(0) @ values
     return (len(scores) * inside + c * mean) / (len(scores) + c)
 
 
-EXTRA_KEY_HINTS = {
-    extra_key_masked: "The keys outside are masked. They have the score 0, so each weighs "
-                      "exp(0) = 1.",
-    extra_key_c: "The score of the extra key is c. Its weight is to be c, so its score is ln c.",
-    extra_key_of_one: "The extra key weighs 1, as one key of score 0. It stands for c of them.",
-    extra_key_sum: "The value of the extra key is the sum. Its weight counts c keys already, so "
-                   "its value is their mean.",
-    extra_key_two_means: "The two parts are weighed by their numbers of keys. A key inside weighs "
-                         "exp(score), not 1.",
-}
+EXTRA_KEY_ERRORS = [
+    (lambda scores, values, c, mean: scores.softmax(0) @ values,
+     "The keys outside are masked. They have the score 0, so each weighs exp(0) = 1."),
+    (lambda scores, values, c, mean: attend(scores, values, c, mean),
+     "The score of the extra key is c. Its weight is to be c, so its score is ln c."),
+    (lambda scores, values, c, mean: attend(scores, values, 0, mean),
+     "The extra key weighs 1, as one key of score 0. It stands for c of them."),
+    (lambda scores, values, c, mean: attend(scores, values, math.log(c), c * mean),
+     "The value of the extra key is the sum. Its weight counts c keys already, so its value is "
+     "their mean."),
+    (weigh_by_counts,
+     "The two parts are weighed by their numbers of keys. A key inside weighs exp(score), not 1."),
+]
 
 
 RAISED = {  # name, error that a usual mistake raises -> what is wrong
@@ -719,13 +549,13 @@ RAISED = {  # name, error that a usual mistake raises -> what is wrong
                                       "a beam: one bucket is enough.",
 }
 EXERCISES = {
-    "my_bits": Exercise(bits_cases, BITS_HINTS),
-    "my_proj": Exercise(proj_cases, PROJ_HINTS),
-    "my_labels": Exercise(labels_cases, LABELS_HINTS),
-    "my_certificate": Exercise(certificate_cases, CERTIFICATE_HINTS),
-    "my_median": Exercise(median_cases, MEDIAN_HINTS),
-    "my_loss": Exercise(loss_cases, LOSS_HINTS),
-    "my_extra_key": Exercise(extra_key_cases, EXTRA_KEY_HINTS),
+    "my_bits": Exercise(list_bits_cases, true_bits, BITS_ERRORS),
+    "my_proj": Exercise(list_proj_cases, true_proj, PROJ_ERRORS),
+    "my_labels": Exercise(list_labels_cases, label, LABELS_ERRORS),
+    "my_certificate": Exercise(list_certificate_cases, certify, CERTIFICATE_ERRORS),
+    "my_median": Exercise(list_median_cases, true_median, MEDIAN_ERRORS),
+    "my_loss": Exercise(list_loss_cases, F.cross_entropy, LOSS_ERRORS),
+    "my_extra_key": Exercise(list_extra_key_cases, true_extra_key, EXTRA_KEY_ERRORS),
 }
 
 

@@ -59,6 +59,6 @@ def check_command(words):
         if "--init_from" not in flags:  # which needs a checkpoint
             pretrain.parse_flags(flags)  # they go together, and build a model
     elif hasattr(module, "TABLES"):  # a bench
-        harness.build_parser(module.TABLES).parse_args(flags)
+        harness.build_parser(script, module.TABLES).parse_args(flags)
     elif hasattr(module, "build_parser"):  # no demo
         module.build_parser().parse_args(flags)

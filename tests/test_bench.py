@@ -86,6 +86,7 @@ def test_rows_that_are_measured_stay_if_a_later_one_fails(tmp_path):
         harness.main("bench.file", tables, "", ["name", "--json", str(path)])
     result = json.loads(path.read_text())
     assert result["rows"] == [dict(name="a")]
+    assert result["columns"] == "name | name | s"
     assert result["command"] == f"python -m bench.file name --json {path}"
 
 
@@ -399,12 +400,6 @@ def test_name_hidden_equals_scoring_all_by_hand(
 
 
 # Figures
-
-
-def test_two_tables_of_one_name_are_refused(monkeypatch):
-    monkeypatch.setitem(sketch.TABLES, "glue", sketch.TABLES["gaps"])
-    with pytest.raises(ValueError, match="glue"):
-        figures.readme_tables()
 
 
 def test_figures_are_those_of_assets(tmp_path, monkeypatch):

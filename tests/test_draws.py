@@ -10,9 +10,11 @@ import torch
 import attention
 import metrics
 import objectives
+import pretrain
 from bench import attention_controls, claims, draws, harness, misspell, shares, superbloom
 from data import neighbors
 from support.common import write_json
+from tests.helpers import SMALL_SETS
 from tests.test_bench import run_bench
 
 
@@ -78,7 +80,7 @@ def test_neighbors_guess_each_item_of_a_set_once(pages_path, cache_dir, monkeypa
         return neighbors.rank_hidden_items(sets, draw)
 
     monkeypatch.setattr(draws, "rank_hidden_items", watch)
-    args = Namespace(data=str(pages_path), cache=str(cache_dir))
+    args = Namespace(data=str(pages_path), cache=str(cache_dir), items=None)
     *_, walks = run_bench(draws, "neighbors", args)
 
     [draw] = draws_seen
@@ -94,6 +96,32 @@ def test_neighbors_guess_each_item_of_a_set_once(pages_path, cache_dir, monkeypa
     assert claims.read_rows(walks, "recall").mean() == pytest.approx(walks["recall"], abs=1e-3)
     assert walks["n"] == len(ids)
     assert walks["sizes"].split() == [str(n) for n in ids.count_nonzero(1).tolist()]
+
+
+def test_neighbors_of_the_most_frequent_items_have_the_sets_of_a_run_with_this_vocab(
+        pages_path, tmp_path, cache_dir, monkeypatch):
+    num_items = 60
+    folder = tmp_path / "sets-tokens-0"
+    flags = list_flags(folder, pages_path, cache_dir)
+    pretrain.main([*SMALL_SETS, "--data", flags.data, "--cache", flags.cache, "--out", str(folder),
+                   "--length", str(draws.MAX_ITEMS), "--vocab", str(num_items)])
+    sizes = []  # of the sets that the run reads
+
+    def watch(ranks_of_set):
+        sizes.append(str(len(ranks_of_set)))
+        return metrics.count_hits(ranks_of_set)
+
+    monkeypatch.setattr(objectives, "count_hits", watch)
+    [run] = run_bench(draws, "recall", flags)
+
+    flags.items = None
+    *_, of_all = run_bench(draws, "neighbors", flags)
+    flags.items = num_items
+    *_, walks = run_bench(draws, "neighbors", flags)
+
+    assert walks["sizes"].split() == sizes
+    assert walks["n"] == run["n"] < of_all["n"]
+    assert 0 < walks["recall"] < 100
 
 
 def test_known_runs_are_kept_and_not_measured_again(
@@ -230,16 +258,10 @@ def test_kept_share_by_hand():
     assert parts.tolist() == pytest.approx([112.5, 112.5, -12.5, -12.5, 50])
 
 
-@pytest.mark.parametrize("has_padding", [False, True])
-def test_symmetric_scores_equal_those_of_one_bucket(has_padding):
+def test_one_bucket_with_the_upper_pairs_has_symmetric_scores_of_all_pairs():
     q, k, v = torch.randn(3, 2, 2, 9, 4)
-    key_mask = None
-    if has_padding:
-        key_mask = torch.arange(9) < torch.tensor([[9], [5]])
     bucket = torch.zeros(2, 2, 1, 9, dtype=torch.int64)
-    expected = attention.lsh_attention_reference(
-        q, k, v, bucket, bucket, pairs="upper", key_mask=key_mask)
-    with attention_controls.use_symmetric_scores():
-        result = attention.full_attention(q, k, v, key_mask=key_mask)
-    assert torch.allclose(result, expected, atol=1e-6)
-    assert not torch.allclose(attention.full_attention(q, k, v), expected, atol=1e-3)
+    result = attention.lsh_attention_reference(q, k, v, bucket, bucket, pairs="upper")
+    scores = q @ k.transpose(-2, -1) / 2  # √4
+    symmetric = scores.triu() + scores.triu(1).transpose(-2, -1)
+    assert torch.allclose(result, symmetric.softmax(-1) @ v, atol=1e-6)

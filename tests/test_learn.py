@@ -17,10 +17,16 @@ import numpy as np
 import pytest
 import torch
 
-from hashing import list_ngrams
+from attention import lsh_attention_reference
+from bloom import BloomMap, beam_search
+from embeddings import MedianEmbedding, ProjEmbedding
+from hashing import NgramLSH, list_ngrams
+from model import Config
+from objectives import MaskedHashes, ShuffleRandom, make_batch
 from support import learn_checks
 from support.learn_checks import EXERCISES, QUIZ, check, check_quiz, judge_function
 from tests.helpers import ROOT
+from tokenizer import FIRST_WORD_ID
 
 CELLS = json.loads((ROOT / "learn.ipynb").read_text(encoding="utf-8"))["cells"]
 SOURCES = ["".join(cell["source"]) for cell in CELLS]
@@ -197,11 +203,85 @@ def test_files_functions_and_tests_of_the_text_exist():
 # The checks
 
 
-@pytest.mark.parametrize("name, variant", [
-    (name, variant) for name, exercise in EXERCISES.items() for variant in exercise.hints])
-def test_usual_error_gets_its_own_hint(name, variant):
-    verdict = judge_function(name, variant)
-    assert verdict == f"not right yet. {EXERCISES[name].hints[variant]}"
+def bits_of_lsh(word, feature_of_gram, eta, T):
+    lsh = NgramLSH(list(feature_of_gram), features=len(eta) // 2)
+    lsh.eta = eta
+    return lsh.bits([word], T)[0]
+
+
+def vector_of_proj(bits, weight):
+    d, T = weight.shape
+    proj = ProjEmbedding(T, d)
+    proj.weight.data = weight
+    return proj(bits.long())
+
+
+def vector_of_median(rows):
+    k, d = rows.shape
+    if k % 2 == 0:  # which the embedding refuses
+        return np.median(rows, 0)
+    embedding = MedianEmbedding(k, 1, d)  # blocks of one row
+    embedding.weight.data = rows
+    return embedding(torch.zeros(k, dtype=torch.int64))
+
+
+def loss_of_objective(logits, buckets):
+    k, R = logits.shape
+    config = Config(emb="mean", head="hash-mlm", hashes=k, buckets=R)
+    targets = torch.zeros(FIRST_WORD_ID + 1, k, dtype=torch.int64)
+    targets[FIRST_WORD_ID] = buckets  # of the only word
+    objective = MaskedHashes(config, 0.15, targets)
+    batch = make_batch(None, torch.tensor([[FIRST_WORD_ID]]))
+    return objective.loss(lambda *batch: logits.unsqueeze(0), batch)
+
+
+@pytest.mark.parametrize("name, computed, num_cases", [
+    ("my_bits", bits_of_lsh, 9),
+    ("my_proj", vector_of_proj, 5),
+    ("my_median", vector_of_median, 7),
+    ("my_loss", loss_of_objective, 4),
+])
+def test_truth_is_what_the_class_computes(name, computed, num_cases):
+    assert judge_function(name, computed) == f"right in all {num_cases} cases"
+
+
+def test_true_labels_are_those_of_the_objective():
+    ids = torch.randint(10, (20, 50))
+    random_words = torch.randint(FIRST_WORD_ID, 10, ids.shape)
+    noise = torch.rand(3, *ids.shape)
+    _, labels = ShuffleRandom().corrupt(ids, noise, random_words)
+    arguments = learn_checks.shuffle_random(ids, noise, random_words)
+    assert torch.equal(EXERCISES["my_labels"].truth(*arguments), labels)
+
+
+def test_true_certificate_is_that_of_the_search():
+    num_certified = 0
+    for seed in range(50):
+        bloom_map = BloomMap(60, alpha=2, seed=seed)
+        logp = (3 * torch.randn(2, bloom_map.num_buckets)).log_softmax(1)
+        found = beam_search(logp.unsqueeze(0), bloom_map, 1, beam=2)
+        digest = torch.from_numpy(bloom_map.digest).long()
+        is_certified, num_scored = EXERCISES["my_certificate"].truth(logp, digest, 2)
+        assert is_certified == found.certified
+        assert num_scored == found.num_scored
+        num_certified += is_certified
+    assert 0 < num_certified < 50
+
+
+def test_true_extra_key_is_that_of_attention():
+    q, k, v = torch.randn(3, 1, 1, 20, 5)
+    hq, hk = torch.randint(4, (2, 1, 1, 1, 20))
+    expected = lsh_attention_reference(q, k, v, hq, hk)[0, 0]  # (20, 5)
+    for i in range(20):
+        is_inside = hk.flatten() == hq.flatten()[i]
+        arguments = learn_checks.divide_keys(q[0, 0, i], k[0, 0], v[0, 0], is_inside)
+        assert torch.allclose(EXERCISES["my_extra_key"].truth(*arguments), expected[i], atol=1e-5)
+
+
+@pytest.mark.parametrize("name, error, hint", [
+    (name, *pair) for name, exercise in EXERCISES.items() for pair in exercise.errors])
+def test_usual_error_gets_its_own_hint(name, error, hint):
+    assert judge_function(name, error) == f"not right yet. {hint}"
 
 
 def test_other_error_shows_the_first_wrong_case(capsys):
