@@ -218,7 +218,7 @@ def draw_effects():
             if "sides" in claim:
                 rows.append((paper, claim))
     names = []
-    with new_figure("effects", (9.5, 0.8 + 0.45 * len(rows))) as [axis]:
+    with new_figure("effects", (10, 1 + 0.45 * len(rows))) as [axis]:
         for y, (paper, claim) in enumerate(rows):
             lead, low, high = claims.find_lead(claim)
             color = "0.4"  # not decided
@@ -232,21 +232,20 @@ def draw_effects():
                           textcoords="offset points", color=color)
             if "effect" in claim:  # the paper has a number of the same measure
                 axis.plot(claims.find_claimed_lead(claim), y, "D", color="black", fillstyle="none")
-            own, other = claim["bars"]
-            measured, *_ = claim["unit"].split(",")  # without its settings
-            if "(our" in claim["front"]:
-                measured += " (our check)"
-            names.append(textwrap.fill(f"{paper}: {own} over {other}, {measured}", 56))
+            own, other = claim["sides"]
+            measured, *_ = claim["measured"].split(" (")  # (lower is better)
+            names.append(textwrap.fill(f"{paper}: {own} over {other}; {measured}", 64))
         axis.plot([], [], "D", color="black", fillstyle="none",
                   label="the paper's lead, where it has this measure")
-        for color, verdict in (("tab:blue", "holds"), ("tab:orange", "does not hold")):
+        for color, verdict in (("tab:blue", "better"), ("tab:orange", "worse"),
+                               ("0.4", "undecided")):
             axis.errorbar([], [], xerr=[], fmt="o", color=color, capsize=4,
                           label=f"ours, with its 95 % interval: {verdict}")
         axis.axvline(0, color="0.5", linewidth=0.8)
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_ylim(len(names) - 0.5, -0.8)
         axis.set_xlim(left=-85)
-        axis.set_xlabel("lead of the claimed side (lower loss, higher score), in % of its rival")
+        axis.set_xlabel("lead of the method (lower loss, higher score), in % of its rival")
         # below the axis, where it covers no row
         axis.figure.legend(loc="outside lower center", fontsize=8, ncols=3)
 
