@@ -44,7 +44,8 @@ from support.common import run_script
 from support.flags import parse_flags
 from support.log import Log
 from support.plot import draw_losses
-from support.reports import describe_end, describe_next, describe_run
+from support.reports import describe_baselines, describe_end, describe_interruption
+from support.reports import describe_next, describe_run
 from support.run import Run, check_same_ranks, check_same_run, list_facts, list_settings
 from support.run import load_saved
 
@@ -90,11 +91,8 @@ def pretrain(args, initial, ranks):
     log.show(describe_run(args, data, model, ranks.world, runtime))
     held_out = corrupt_held_out(data.batches, objective, args.micro, ranks)
     result, sums = evaluate(model, objective, held_out, ranks, runtime)
-    num_classes, unigram_loss = objective.expected_loss(data.word_counts, sums)
-    # abs: the entropy of labels that are all equal is -0.0
-    log.show(f"eval_loss: {result['eval_loss']:.3f} at step {run.step:,}; uniform baseline "
-             f"{math.log(num_classes):.3f} = ln {num_classes:,}, label frequencies "
-             f"{abs(unigram_loss):.3f}")
+    baselines = objective.expected_loss(data.word_counts, sums)
+    log.show(describe_baselines(run.step, result, *baselines))
 
     # Train, unless the checkpoint is of the last step
     has_ended = run.step == args.steps
@@ -106,15 +104,13 @@ def pretrain(args, initial, ranks):
                            until_signal(loader, ranks, signals), held_out, ranks, runtime)
     ranks.wait()  # subtle: a rank that leaves early aborts the others
     if run.step < args.steps:
-        log.show(f"Interrupted at step {run.step:,}; saved {args.out}/ckpt.pt. Rerun the same "
-                 "command to resume: on a CPU bit for bit, with the same ranks, threads and "
-                 "--micro.")
+        log.show(describe_interruption(run.step, args.out))
         number = signals[0] if signals else signal.SIGTERM  # another rank received it
         raise SystemExit(128 + number)
 
-    log.show(describe_end(args.out, run, result, unigram_loss, has_ended))
+    log.show(describe_end(args.out, run, result, baselines, has_ended))
     if ranks.is_first:
-        log.show(draw_losses(args.out, num_classes, unigram_loss))
+        log.show(draw_losses(args.out, *baselines))
     log.show(describe_next(args.out, data))
     return result
 

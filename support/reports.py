@@ -42,6 +42,21 @@ def describe_run(args, data, model, world, runtime):
         f"torch {torch.__version__}, seed {args.seed}")
 
 
+def describe_baselines(step, result, num_classes, unigram_loss):
+    """Return the loss so far, of an evaluation, beside two that know nothing of a text.
+
+    Args:
+        step: int.
+        result: dict, the evaluation.
+        num_classes: int, of which an untrained model guesses one.
+        unigram_loss: float, that of the label frequencies.
+    """
+    # abs: the entropy of labels that are all equal is -0.0
+    return (f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
+            f"{math.log(num_classes):.3f} = ln {num_classes:,}, label frequencies "
+            f"{abs(unigram_loss):.3f}")
+
+
 def describe_progress(row, step, num_steps, seconds):
     """Return a line of progress: row is that of the log, seconds those of a step."""
     text = (f"step {step:,} of {num_steps:,}: loss {row['loss']:.3f}, "
@@ -58,20 +73,27 @@ def describe_result(result):
     return ", ".join(f"{name} {value:.3f}" for name, value in result.items())
 
 
-def describe_end(folder, run, result, unigram_loss, has_ended):
+def describe_interruption(step, folder):
+    """Return how to resume a run that a signal has ended. folder: --out."""
+    return (f"Interrupted at step {step:,}; saved {folder}/ckpt.pt. Rerun the same command to "
+            "resume: on a CPU bit for bit, with the same ranks, threads and --micro.")
+
+
+def describe_end(folder, run, result, baselines, has_ended):
     """Return how a run has ended, with a warning if it has learned nothing.
 
     Args:
         folder: str, --out.
         run: run.Run.
         result: dict, the last evaluation.
-        unigram_loss: float, that of the label frequencies.
+        baselines: as Objective.expected_loss returns them.
         has_ended: bool, whether it had ended before this process, which has saved nothing then.
     """
     if has_ended:
         text = f"This run has ended. Step {run.step:,}: {describe_result(result)}"
     else:
         text = f"Saved {folder}/ckpt.pt, and the lowest loss in best.pt: eval_loss {run.best:.3f}"
+    _, unigram_loss = baselines
     if result["eval_loss"] >= unigram_loss > 0:
         text += "\nwarning: no better than label frequencies. Use more --steps, or more text."
     return text
