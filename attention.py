@@ -40,6 +40,7 @@ FILLS = ("zero", "mask")  # what a pair that does not collide gets: the score 0,
 # all: each pair has its own score. upper, as in the authors' code: the scores above the diagonal
 # are mirrored below it
 PAIRS = ("all", "upper")
+IMPLS = ("auto", "dense", "blocks", "flex")  # how lsh_attention computes
 
 
 # Attention over all pairs
@@ -208,15 +209,17 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
         scores = scores.triu() + scores.triu(1).transpose(-2, -1)
         is_collision = is_collision.triu() | is_collision.triu(1).transpose(-2, -1)
 
-    is_key = widen_mask(key_mask)
+    is_attended = widen_mask(key_mask)
     if fill == "zero":
         scores = scores.masked_fill(~is_collision, 0.0)
-    else:
+    elif fill == "mask":
         is_itself = torch.eye(L, dtype=torch.bool, device=q.device)
         is_inside = is_collision | is_itself
-        is_key = is_inside if is_key is None else is_inside & is_key
+        is_attended = is_inside if is_attended is None else is_inside & is_attended
+    else:
+        raise NotImplementedError(fill)
 
-    return masked_softmax(scores, is_key) @ v
+    return masked_softmax(scores, is_attended) @ v
 
 
 def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, impl="auto"):
@@ -252,24 +255,25 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
     check_arguments(q, k, v, hq, hk, key_mask)
     check_choices(fill, pairs)
 
+    if impl not in IMPLS:
+        raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
+
     n = hq.shape[2]
-    if impl == "auto":
-        impl = choose_impl(q, n, pairs)
     if torch.jit.is_tracing():  # a trace would keep the shapes of its example, and be wrong
         impl = "dense"
+    elif impl == "auto":
+        impl = choose_impl(q, n, pairs)
     if impl == "dense":
         return lsh_attention_reference(
             q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
 
-    if n > 1 or pairs == "upper":
+    if not has_fast_form(n, pairs):
         raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
                          f"got {n} and {pairs!r}.")
     if impl == "blocks":
         from attention_fast import lsh_attention_blocks as attend_fast
     elif impl == "flex":
         from attention_flex import lsh_attention_flex as attend_fast
-    else:
-        raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
     if key_mask is None:
         key_mask = torch.ones_like(hq[:, 0, 0], dtype=torch.bool)  # (B, L)
     with torch.autocast(q.device.type, enabled=False):
@@ -282,10 +286,15 @@ MAX_DENSE_GPU = 512  # the same on a GPU
 MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
 
 
+def has_fast_form(n, pairs):
+    """Return whether "blocks" and "flex" serve: for one hash function, and a score of each pair."""
+    return n == 1 and pairs == "all"
+
+
 def choose_impl(q, n, pairs):
     """Return what impl="auto" takes: "dense", "blocks" or "flex"."""
     B, _, L, e = q.shape
-    if n > 1 or pairs == "upper":  # the fast forms cannot do these
+    if not has_fast_form(n, pairs):
         return "dense"
     max_dense = MAX_DENSE_GPU if q.is_cuda else MAX_DENSE
     if L <= max_dense or B == 0:  # little to save; an empty batch has no buckets

@@ -146,13 +146,15 @@ def find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill):
         count, mean = average_outside(v, is_key, cell_q, cell_k)
         score = count.log().clamp(min=NO_SCORE)
         return score, mean
-    product = (q * k).sum(3, keepdim=True)  # (B, H, L, 1)
-    score = product / math.sqrt(q.shape[3])
-    is_outside = cell_q != cell_k  # (B, H, L)
-    is_extra = is_key & is_outside.unsqueeze(3)
-    score = score.masked_fill(~is_extra, NO_SCORE)
-    value = v.masked_fill(~is_extra, 0.0)
-    return score, value
+    if fill == "mask":
+        product = (q * k).sum(3, keepdim=True)  # (B, H, L, 1)
+        score = product / math.sqrt(q.shape[3])
+        is_outside = cell_q != cell_k  # (B, H, L)
+        is_extra = is_key & is_outside.unsqueeze(3)
+        score = score.masked_fill(~is_extra, NO_SCORE)
+        value = v.masked_fill(~is_extra, 0.0)
+        return score, value
+    raise NotImplementedError(fill)
 
 
 def average_outside(v, is_key, cell_q, cell_k):

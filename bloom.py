@@ -104,7 +104,7 @@ class BloomMap(ItemMap):
         n_items: int, N.
         alpha: int, items of a bucket.
         m: int, number of maps.
-        seed: int, 0 or more, of the random orders.
+        seed: int, 0 or more, of random orders, and of the random items of swap_repeated.
         orders: int (m, N), a permutation of the items for each map; None: random orders. The last
             map is changed where items would share all m buckets.
 
@@ -226,7 +226,7 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
         logp: float (P, m, R), log-probabilities of the buckets of each map, as of hash_logp.
             Unnormalized logits (P, m, R) do as well with "sum".
         bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
-        k: int, items to return, N at most.
+        k: int, items to return; if it is larger than N, all N are.
         score: a key of SCORES. An item of score -inf is never returned.
         exclude: int64 (P, E), items that may not be returned, below N; -1 stands for no item. None
             excludes none.
@@ -254,11 +254,14 @@ def read_query(logp, bloom_map, exclude, prior):
     if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
         raise ValueError("logp: expected log-probabilities, got NaN.")
     if exclude is None:
-        exclude = torch.empty(len(logp), 0, dtype=torch.int64, device=logp.device)
+        exclude = torch.empty(len(logp), 0, dtype=torch.int64)
+    exclude = exclude.to(logp.device)
     # a mask of bool (P, N) would be read as the items 0 and 1
     if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
         raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
                          f"got {exclude.dtype} {[*exclude.shape]}.")
+    if ((exclude < -1) | (exclude >= bloom_map.n_items)).any():  # a beam would leave nothing out
+        raise ValueError(f"exclude: expected items below {bloom_map.n_items}, or -1.")
     if prior is not None:
         prior = prior.to(logp)
         if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN ranks first
@@ -374,7 +377,8 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     Args:
         beam: int, B, buckets of each map to look into.
         rounds: int, 1 or more. Each round after the first searches with twice the beam where the
-            items are not certified yet. None: until all are.
+            items are not certified yet, or scores all items if so many buckets may hold all. None:
+            until all are certified.
         logp, bloom_map, k, score, exclude, prior: as in exhaustive.
 
     Returns:

@@ -26,8 +26,8 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
     """Return a Bloom map whose buckets have similar items. [SB App. D]
 
     The most frequent free item opens a bucket, which the alpha - 1 nearest free items fill, and so
-    on. Where possible, items share one bucket at most. Ten thousand items take seconds, a million
-    take hours.
+    on. Where possible, two items share the bucket of one coherent map at most. Ten thousand items
+    take seconds, a million take hours.
 
     A coherent bucket is a topic, which a set predicts more easily than a random bucket. But such
     maps tell the items of a topic apart no longer: with 0, 1 and 2 coherent maps of 2, Simple
@@ -52,9 +52,10 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
         bloom_map = coherent_map(items, np.full(4, 2), n_items=8, alpha=2)
         bloom_map.members[0]  # [[0, 3], [1, 2], [4, 7], [5, 6]]
     """
+    assert coherent <= m, "coherent: expected m at most"
     vectors = item_vectors(items, sizes, n_items, seed=seed)
-    frequency = np.bincount(items, minlength=n_items)
-    by_frequency = np.argsort(-frequency, kind="stable")
+    sets_of_item = np.bincount(items, minlength=n_items)  # (N,)
+    by_frequency = np.argsort(-sets_of_item, kind="stable")
     orders = []
     buckets = np.empty((n_items, coherent), np.int32)  # of the items in the maps so far
     for j in range(coherent):
@@ -85,7 +86,7 @@ def pick_similar(free, vectors, earlier, alpha):
 
     Args:
         free: int (number of free items,), the most frequent first.
-        vectors: float (N, width).
+        vectors: float (N, width), of item_vectors: a product of two is their cosine.
         earlier: int (N, maps), the buckets of each item in earlier maps.
     """
     similarity = vectors[free] @ vectors[free[0]]
@@ -133,7 +134,7 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
         seed: int, of the first V.
 
     Returns:
-        float32 (N, width). An item of no set is 0.
+        float32 (N, width), of length 1. An item of no set is 0.
     """
     num_sets = len(sizes)
     sets = np.repeat(np.arange(num_sets), sizes)  # (links,), the set of each link

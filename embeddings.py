@@ -58,7 +58,7 @@ class Embedding(nn.Module):
     Attributes of a class, which model.py reads (the defaults are those of a method of bits):
         code_format: how a word's codes are laid out: data/coders.py lists the formats.
         needs_specials: special tokens have no codes, and model.py has a table for them.
-        has_word_row: that table has a row more, which is added to every word.
+        has_word_row: that table, if any, has a row more, which is added to every word.
         tie: may the output layer use the rows? "yes", as it does by default; "optional"; or "no".
         is_stacked: an item has m vectors, which take m places in the sequence.
     """
@@ -358,7 +358,8 @@ class SketchEmbedding(Embedding):
     the mean's goes to all rows, 1/k each. vmap does not take the median and the mean on a CPU.
 
     Args:
-        hashes: int, k, odd: an even number of rows has no middle one.
+        hashes: int, k, odd: an even number of rows has no middle one. The mean is held to it, too,
+            so that it compares with the median.
         buckets: int, R, rows of a block.
         width: int, d.
 
@@ -512,7 +513,10 @@ def init_normal(weight, std=INIT_STD):
 
 @torch.no_grad()
 def measure_std(embedding):
-    """Return the std of the vectors of the codes (i, ..., i), for 4,096 numbers i at most."""
+    """Return the std of the vectors of the codes (i, ..., i), for 4,096 numbers i at most.
+
+    It is a tensor, not a float: a module on the device "meta" has no numbers to read.
+    """
     limits = embedding.code_limits
     numbers = torch.arange(min(4_096, *limits))
     codes = numbers.unsqueeze(1).expand(-1, len(limits))  # (words, C)

@@ -48,14 +48,14 @@ from data.classification import Examples
 from data.codes import report_unknown
 from data.tasks import TASKS, list_tasks, read_task
 from hashing import NgramLSH, list_words
-from model import PRESETS, Config, Model, load_model
+from model import PRESETS, STEP_STRIDE, Config, Model, load_model
 from support.common import InputError, Ranks, autocast, blame, find_checkpoint, fingerprint
 from support.common import load_checkpoint, lock_output, make_parser, quote_command
 from support.common import resolve_device, run_script, save_checkpoint, send, write_json
 from support.finetune_flags import add_run_flags, check_flags, fill_flags
-from support.results import FORMAT, Outcome, Result, check_out, job_path, keep_best_model
-from support.run import NEAR_WORDS
+from support.results import RESULTS_FORMAT, Outcome, Result, check_out, job_path, keep_best_model
 from support.results import model_path, read_result, summarize, write_results
+from support.run import NEAR_WORDS
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
 
 # What other files use: bench/misspell.py evaluate, train, encode_splits, BagOfWords, both recipes;
@@ -66,7 +66,6 @@ CYCLES = 5  # cosines after the warm-up; each restarts at the peak
 BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoLA and STS-B
 BAG_STEPS = 300  # at least: fewer leave it half trained on a small file. GLUE's tasks have more
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
-STEP_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
 
 
 # --------------------------------------------------------------------------------------------------
@@ -356,10 +355,11 @@ def load_pretrained(args):
         return Pretrained(Config.choose(PRESETS[args.preset]), weights={}, task={})
     checkpoint = load_checkpoint(args.ckpt)
     with blame(args.ckpt):
-        config = load_model(checkpoint).config  # raises where the weights do not fit it
+        model = load_model(checkpoint)
+    config = model.config
     if not config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
-    weights = checkpoint["model"]
+    weights = model.state_dict()  # by today's names
     task = checkpoint.get("task", {})
     if args.from_scratch:
         weights = {}
@@ -436,7 +436,7 @@ def finetune(args, ranks):
     # Settings: what a flag leaves open follows from the checkpoint. Then they never change
     check_flags(args)
     pretrained = load_pretrained(args)
-    pool = pretrained.config.pool if pretrained.task else None  # that of a trained head
+    pool = pretrained.config.pool if pretrained.task else None  # of the head of any earlier task
     fill_flags(args, pretrained.config.width, pool)
 
     # Device: torchrun starts a process, called rank, for each GPU
@@ -451,8 +451,9 @@ def finetune(args, ranks):
         if args.epochs == 0 and not pretrained.has_head(tasks[name]):
             raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
                              f"very task, {name}, with its columns and labels.")
-    settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype, format=FORMAT,
-                    train_and_dev_rows=fingerprint(rows), checkpoint=pretrained.digest)
+    settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype,
+                    format=RESULTS_FORMAT, train_and_dev_rows=fingerprint(rows),
+                    checkpoint=pretrained.digest)
 
     # Jobs: the folder --out holds those of one choice of settings
     with lock_output(args.out, ranks.rank):
@@ -502,7 +503,10 @@ def run_jobs(args, runtime, pretrained, task, rows, seeds):
 
 
 def collect_results(args, tasks, settings):
-    """Write and print the means over the seeds; keep a model of each task. Return results.json."""
+    """Write and print the means over the seeds; return the content of results.json.
+
+    Of each task the model of one seed is kept, the best on the selection rows.
+    """
     summaries = {}
     for name in tasks:
         results = []

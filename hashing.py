@@ -21,7 +21,7 @@ Deviations:
        together, would make bits depend on each other (docs/hashformers.md).
     7. [FT §3.2] ngram_index takes n-grams of 1 to 4 characters, and not the word itself. The paper
        takes those of 3 to 6, and the word.
-    8. A word has the n-grams of its first 4,096 letters.
+    8. A word has the n-grams of its first 4,096 letters. ngram_index counts its mark < as one.
 Notation:
     V words   T bits   N size of an index: hash buckets (MD5), hyperplanes (NgramLSH)
     F features, n-grams   G n-grams of a word   k hash functions of a sketch   R buckets of each
@@ -129,7 +129,7 @@ def md5_digests(words, count=1, key=None):
         words: list[str], V words.
         count: int, digests per word. The first is of the word, the next of the word followed by
             1, 2, ... in four bytes.
-        key: str for keyed digests (HMAC-MD5), or None.
+        key: str for keyed digests (HMAC-MD5), "" too; or None.
 
     Returns:
         uint8 (V, 16 · count).
@@ -186,8 +186,8 @@ def sketch_index(words, k, R, seed=0, key=None):
         words: list[str], V words.
         k: int, number of hash functions.
         R: int, number of buckets of each function.
-        seed: int. key: str, or None or "" for none. With seed 0 and no key the digests are plain
-            MD5, else they are keyed with both.
+        seed: int. key: str, or None or, unlike in md5_digests, "" for none. With seed 0 and no key
+            the digests are plain MD5, else they are keyed with both.
 
     Returns:
         int64 (V, k), each in 0 .. R-1.
@@ -313,8 +313,8 @@ class WordHash:
     Attributes of a class:
         options: dict, argument of fit -> flag of pretrain.py without dashes.
         needs_counts: bool, fit learns from the counts of words. A caller then saves the state.
-        near_bits: int, how many bits infer.py compares to find similar words. 0: similar words
-            share no more bits than others.
+        near_bits: int, how many bits infer.py compares to find similar words; an instance may have
+            its own. 0: similar words share no more bits than others.
     """
 
     options = {}
@@ -387,8 +387,9 @@ class NgramLSH(WordHash):
         self.near_bits = min(NEAR_BITS, features)
         self.feature_of_gram = {gram: f for f, gram in enumerate(grams)}
         eta = np.random.default_rng(seed).standard_normal(features)
-        # int32 holds a sum over all n-grams of MAX_LETTERS, of 32 standard deviations each
         eta = np.rint(eta * ETA_SCALE).astype(np.int32)  # (F,)
+        # the sum over a word's n-grams, fewer than MAX_GRAM · MAX_LETTERS, is an int32, too
+        assert MAX_GRAM * MAX_LETTERS * int(abs(eta).max()) < 2**31
         self.eta = np.tile(eta, 2)  # (2F,): a window may run over the end
 
     @classmethod

@@ -42,7 +42,8 @@ class Head(nn.Module):
                                     key_mask bool (B, L), False = padding, or None
         True    (x, table, rows)    x float (M, m, d), at the masked positions; table float (N, d),
                                     rows of the embedding, None: the head has a table of its own;
-                                    rows int64 (num_sampled,), those to score, None: all
+                                    rows int64 (num_sampled,), those to score, for head mlm
+                                    alone; None: all
     """
 
     method = None
@@ -174,7 +175,7 @@ class MaskedHashHead(MaskedWordHead):
 
     A word has one vector, and each of its k hash functions a block of R rows. All are scored by
     that vector: logits (M, k, R). An item of bloom has m vectors, and each is compared with the
-    rows of all m blocks: logits (M, m, m·(R + s)), or (M, m, num_sampled).
+    rows of all m blocks: logits (M, m, m·(R + s)).
     """
 
     method = "predict_missing"
@@ -190,9 +191,10 @@ class MaskedHashHead(MaskedWordHead):
 
     @staticmethod
     def count_rows(c):
-        return c.hashes * c.buckets
+        return c.hashes * c.buckets  # buckets: R of a sketch, R + s of bloom
 
     def forward(self, x, table, rows):
+        assert rows is None, "rows: a sample of rows has no blocks"
         logits = self.score_rows(x, table, rows)  # (M, m, rows)
         if self.is_stacked:
             return logits

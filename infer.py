@@ -252,10 +252,12 @@ class ItemSearch(MaskReadout):
         super().__init__(predictor)
         self.item_map = map_items(self.tokenizer, self.items, predictor.config.buckets)
         self.prior = None  # float (N,), what is added to the score of each item
+        if predictor.prior != 0.0:
+            self.prior = predictor.prior * popularity_prior(predictor.item_counts, self.item_map)
 
     def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
         # (M, m, R): m hashes of an item
-        if self.tokenizer.is_fixed:
+        if self.model.head.is_stacked:
             logp = hash_logp(logits, self.item_map)
         else:  # a sketch: each hash has a softmax of its own
             logp = logits.log_softmax(-1, dtype=torch.float32)
@@ -378,6 +380,7 @@ class Predictor:
         kinds: dict, label -> name, what detect says of a word.
         words: list[str], what neighbors searches.
         items: list[str], what a [MASK] may stand for.
+        item_counts: tensor (N,), how often each item occurs; None: the checkpoint has none.
         reader: Reader, which turns rows into Examples.
         readout: Readout, which turns the outputs of the head into results.
 
@@ -409,20 +412,22 @@ class Predictor:
             self.reader = TextReader(self.tokenizer, length, may_cut, self.columns, has_masks)
         else:
             self.reader = SetReader(self.tokenizer, length, may_cut, self.items)
+        self.prior = prior
+        self.item_counts = checkpoint.get("item_counts")  # None: of texts, or older than these
+        if prior != 0.0 and self.item_counts is None:
+            raise InputError("--prior: expected a model of item sets whose checkpoint counts its "
+                             f"items, got {path}. Older ones, such as models/names.pt, do not: "
+                             "train again.")
         readout_class = READOUTS[self.model.head.method]
         self.readout = readout_class(self)
-        if prior != 0.0:
-            if "item_counts" not in checkpoint:  # of texts, or older than these counts
-                raise InputError("--prior: expected a model of item sets whose checkpoint counts "
-                                 f"its items, got {path}. Older ones, such as models/names.pt, do "
-                                 "not: train again.")
-            counts = checkpoint["item_counts"]
-            self.readout.prior = prior * popularity_prior(counts, self.readout.item_map)
 
     # What the head says
 
     def predict(self, rows, k=8):
-        """Return what the model's head says of each row, k results at most."""
+        """Return what the model's head says of each row, k results at most.
+
+        So a row gets 8 labels at most, where classify returns all.
+        """
         if not isinstance(rows, list):
             return self.predict([rows], k)[0]
         return self.readout.predict(read_all(self.read, rows), k)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 
 RECALL = (1, 10, 20)  # the k of recall@k
 MAX_RECALL = max(RECALL)
+NOT_FOUND = MAX_RECALL  # the rank of a word that no search has found: a miss for each k
 RANK_PART = 128  # positions that rank_words scores at a time: bounds its memory
 
 
@@ -62,7 +63,8 @@ def measure_table(table, kinds):
     metrics = dict(accuracy=correct.sum() / total, majority=num_labeled.max() / total)
     for label, kind in kinds.items():
         metrics[f"f1_{kind}"] = f1[label]
-    metrics["macro_f1"] = f1[list(kinds)].mean()
+    labels = list(kinds)
+    metrics["macro_f1"] = f1[labels].mean()
     return metrics
 
 
@@ -112,7 +114,7 @@ def rank_words(logp, digests, words, exclude=None):
 
 
 def rank_in_lists(best, items):
-    """Return the place of each correct item in its list, MAX_RECALL if it is not there, int64 (M,).
+    """Return the place of each correct item in its list, NOT_FOUND if it is not there, int64 (M,).
 
     A list is that of a search, which does not score all items. [SB §2.5]
 
@@ -121,11 +123,11 @@ def rank_in_lists(best, items):
         items: int64 (M,), the correct items.
     """
     is_hit = best == items.unsqueeze(1)  # one True in a row at most
-    return is_hit.int().argmax(1).masked_fill(~is_hit.any(1), MAX_RECALL)
+    return is_hit.int().argmax(1).masked_fill(~is_hit.any(1), NOT_FOUND)
 
 
 def count_hits(ranks):
-    """Return how many of the ranks (M,) are among the first 1, 10 and 20, int64 (3,)."""
+    """Return how many of the ranks (M,) are among the first k, for each k of RECALL, int64 (3,)."""
     return torch.stack([(ranks < k).sum() for k in RECALL])
 
 

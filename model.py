@@ -38,6 +38,8 @@ BERT_WIDTH = 768  # the hidden size that INIT_STD is for [BERT §3]
 # 0.1, or random positions of std 0.02, the F1 of shuffled words stays 0 (docs/hashformers.md)
 POSITION_SCALE = 2.25
 LAYER_STRIDE = 1_009  # seed · stride + number of the layer seeds the hyperplanes of a layer
+# seed · stride + step is the seed of a training step: two seeds share none below the stride
+STEP_STRIDE = 1_000_003
 
 
 class SpecialVectors(nn.Embedding):
@@ -139,11 +141,13 @@ class InputEmbedding(nn.Module):
         return is_divided.cumsum(1).clamp(max=1)
 
     def init_weights(self):
-        """Fill the tables with truncated normals, and positions with sinusoids (deviation 1).
+        """Fill the tables with truncated normals, and then positions with sinusoids (deviation 1).
 
         The embedding has filled its own tables.
         """
-        init_matrices(self, INIT_STD)
+        for table in (self.specials, self.positions, self.types):
+            if table is not None:
+                init_normal(table.weight)
         if self.positions is not None:
             amplitude = POSITION_SCALE * self.embedding.initial_std()
             waves = sinusoids(*self.positions.weight.shape)
@@ -235,7 +239,7 @@ class Model(nn.Module):
             ids: int64 (B, L), token IDs.
             key_mask: bool (B, L), True = attend, or None without padding.
             masked_positions: int64 (M,), in the flattened batch, for heads mlm and hash-mlm.
-            rows: int64 (num_sampled,), the rows to score, for head mlm and for bloom; None: all.
+            rows: int64 (num_sampled,), the rows to score, for head mlm; None: all.
 
         Returns:
             Logits, as the class of the head says: of each position (B, L, classes), of each text
@@ -313,11 +317,10 @@ class Model(nn.Module):
 
 
 def init_matrices(module, std):
-    """Fill the nn.Linear and nn.Embedding of a module with truncated normals, in place."""
+    """Fill each nn.Linear of a module with a truncated normal, and its bias with 0, in place."""
     for part in module.modules():
-        if isinstance(part, (nn.Embedding, nn.Linear)):
-            init_normal(part.weight, std)
         if isinstance(part, nn.Linear):
+            init_normal(part.weight, std)
             nn.init.zeros_(part.bias)
 
 

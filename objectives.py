@@ -77,7 +77,8 @@ class Objective:
     What pretrain.py calls, and what that calls:
 
         each batch                      corrupt_batch    corrupt
-        each batch of a training step   loss             predict, cross_entropy
+        each batch of a training step   loss             predict, cross_entropy: SampledWords has
+                                                         a loss of its own
         each batch of an evaluation     evaluate         predict, cross_entropy, tally
         the end of an evaluation        metrics, expected_loss: with the sums of what evaluate
                                         returned for its batches
@@ -281,7 +282,7 @@ class MaskedWords(Objective):
     def tally(self, logits, batch):
         """Return a dict.
 
-        hits            int64 (3,), how many words are among the model's best 1, 10 and 20
+        hits            int64 (3,), of count_hits
         label_counts    int64 (k, C), how often each class is a label
         ...             the counts of rank_labels
         """
@@ -314,7 +315,8 @@ class MaskedWords(Objective):
         row = batch.positions // batch.inputs.shape[1]  # (M,)
         ids = batch.inputs[row]  # (M, L), the set
         is_special = ids < FIRST_WORD_ID
-        # subtle: 10 % of the items to predict stay in the input, and must not be excluded
+        # subtle: held-out sets hide the answer. But 10 % of those that corrupt chooses stay in the
+        # input, and must not be excluded
         is_answer = ids == batch.scored_labels().unsqueeze(1)
         return torch.where(is_special | is_answer, -1, ids - FIRST_WORD_ID)
 
@@ -474,7 +476,7 @@ class MaskedDigests(MaskedHashes):
     # Evaluation
 
     def rank_labels(self, logits, batch):
-        """Find the place of each correct item among the best; MAX_RECALL: it is not there.
+        """Find the place of each correct item among the best; NOT_FOUND: it is not there.
 
         certified counts for how many positions one round of search, with a beam of 20, proves that
         it has found the best 20 items.

@@ -37,7 +37,7 @@ import sys
 import torch
 
 from data.loading import corrupt_held_out, load_data, open_loader, until_signal
-from model import Model, parameter_groups
+from model import STEP_STRIDE, Model, parameter_groups
 from objectives import build_objective
 from support.common import InputError, Ranks, autocast, catch_signals, lock_output, resolve_device
 from support.common import run_script
@@ -50,8 +50,7 @@ from support.run import Run, check_same_ranks, check_same_run, list_facts, list_
 from support.run import load_saved
 
 LOG_EVERY = 10  # steps
-SEED_STRIDE = 1_000_003  # two runs with different --seed share no seed of a step below the stride
-RANK_STRIDE = 4_099  # the same for the ranks of a step
+RANK_STRIDE = 4_099  # seed of a step · stride + rank is that of a rank
 
 
 def pretrain(args, initial, ranks):
@@ -90,13 +89,13 @@ def pretrain(args, initial, ranks):
     # What is about to run, its loss so far, and two baselines: a uniform guess, label frequencies
     log.show(describe_run(args, data, model, ranks.world, runtime))
     held_out = corrupt_held_out(data.batches, objective, args.micro, ranks)
-    result, sums = evaluate(model, objective, held_out, ranks, runtime)
-    baselines = objective.expected_loss(data.word_counts, sums)
+    result, totals = evaluate(model, objective, held_out, ranks, runtime)
+    baselines = objective.expected_loss(data.word_counts, totals)
     log.show(describe_baselines(run.step, result, *baselines))
 
     # Train, unless the checkpoint is of the last step
-    has_ended = run.step == args.steps
-    if not has_ended:
+    had_ended = run.step == args.steps
+    if not had_ended:
         with catch_signals() as signals, open_loader(
                 data.batches, objective, range(run.step, args.steps), ranks.share(args.batch),
                 args.micro, args.workers, runtime.device) as loader:
@@ -108,7 +107,7 @@ def pretrain(args, initial, ranks):
         number = signals[0] if signals else signal.SIGTERM  # another rank received it
         raise SystemExit(128 + number)
 
-    log.show(describe_end(args.out, run, result, baselines, has_ended))
+    log.show(describe_end(args.out, run, result, baselines, had_ended))
     if ranks.is_first:
         log.show(draw_losses(args.out, *baselines))
     log.show(describe_next(args.out, data))
@@ -116,12 +115,12 @@ def pretrain(args, initial, ranks):
 
 
 def build_model(seed, data, initial, runtime):
-    """Return a Model in training mode, with fresh weights or those of a checkpoint, initial."""
+    """Return a Model with fresh weights, or with those of a checkpoint, initial."""
     torch.manual_seed(seed)
     model = Model(data.config)
     if initial is not None:
         model.load_state_dict(initial["model"])
-    model.to(runtime.device).train()
+    model.to(runtime.device)
     model.set_codes(data.codes)
     if runtime.use_compile:
         # windows of text have one shape, to compile for; sets have many
@@ -156,7 +155,8 @@ def train(args, run, model, objective, optimizer, loader, held_out, ranks, runti
             ddp_model, objective, optimizer, micro_batches, args.clip, ranks, runtime)
         run.step += 1
 
-        # Now and then pause to log, evaluate or save. No other step waits for the GPU
+        # Now and then pause to log, evaluate or save. No other step waits for the GPU, but to send
+        # new hyperplanes (--lsh_redraw)
         if is_due(LOG_EVERY, run.step, args.steps):
             loss = ranks.total(loss.item()) / num_scored
             lr = optimizer.param_groups[0]["lr"]
@@ -226,8 +226,11 @@ def learning_rate(args, step):
 
 
 def seed_step(seed, step, rank, model):
-    """Seed what a step draws: dropout, sampled rows, hyperplanes. A resumed run draws the same."""
-    step_seed = seed * SEED_STRIDE + step
+    """Seed what a step draws; a resumed run draws the same.
+
+    Each rank has dropout and sampled rows of its own. All have the same hyperplanes.
+    """
+    step_seed = seed * STEP_STRIDE + step
     torch.manual_seed((step_seed * RANK_STRIDE + rank) % 2**63)
     if model.config.lsh_redraw:
         model.redraw_hyperplanes(step_seed)

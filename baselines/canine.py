@@ -39,7 +39,7 @@ from model import Config, TransformerLayer
 from support.common import InputError, fingerprint, make_parser, reading, resolve_device, run_script
 from support.common import write_json
 from support.finetune_flags import add_run_flags, check_flags, fill_flags
-from support.results import FORMAT, Result, check_out, summarize, write_results
+from support.results import RESULTS_FORMAT, Result, check_out, summarize, write_results
 from tokenizer import FIRST_WORD_ID, SEP
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functions
@@ -340,7 +340,7 @@ def finetune_canine(args):
 
     # texts
     task, rows = read_task(args.task, args)
-    settings = dict(vars(args), texts=fingerprint(rows), format=FORMAT)
+    settings = dict(vars(args), texts=fingerprint(rows), format=RESULTS_FORMAT)
     check_out(args.out, settings)
     data = encode_splits(task, rows, CharacterTokenizer(), config.length)
 

@@ -17,7 +17,8 @@ from data.classification import f1, standard_error
 from model import count_parameters
 from support.common import InputError, list_changes, read_json, reading, remove, write_json
 
-FORMAT = 2  # of the file of a job: settings have it, so that a folder of another one is refused
+# of the file of a job: settings have it, so that a folder of another one is refused
+RESULTS_FORMAT = 2
 # A rerun may change these flags: digests of the texts and of the checkpoint are compared
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 

@@ -419,7 +419,8 @@ NO_HASH = TWO_HASHES[:, :, :0]
     (dict(key_mask=torch.ones(2, 37)), r"key_mask: expected bool \(2, 37\), got"),
     (dict(fill="mean"), "fill: expected zero or mask, got 'mean'"),
     (dict(pairs="lower"), "pairs: expected all or upper, got 'lower'"),
-    (dict(impl="fast"), "impl: expected auto, dense, blocks or flex, got 'fast'"),
+    (dict(impl="fast", hq=TWO_HASHES, hk=TWO_HASHES),
+     "impl: expected auto, dense, blocks or flex, got 'fast'"),
     (dict(impl="blocks", pairs="upper"), "impl: blocks requires one hash .* 'upper'"),
     (dict(impl="flex", hq=TWO_HASHES, hk=TWO_HASHES), "impl: flex requires one .*, got 2"),
     # the literal formula would take it, and the fast forms fail beyond 256 positions

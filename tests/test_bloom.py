@@ -228,6 +228,9 @@ def test_hash_logp_of_bfloat16_has_the_digits_of_float32():
     (dict(prior=torch.zeros(1)), "prior: expected 6 finite numbers, got [1]"),
     # would be read as the items 0 and 1
     (dict(exclude=torch.tensor([[True], [False]])), "exclude: expected int64 (2, E), got"),
+    # token IDs, say: a beam would exclude other items, or none
+    (dict(exclude=torch.tensor([[6], [-1]])), "exclude: expected items below 6, or -1."),
+    (dict(exclude=torch.tensor([[5], [-2]])), "exclude: expected items below 6, or -1."),
     (dict(prior=torch.full((6,), torch.inf)), "prior: expected 6 finite numbers, got [6]"),
     (dict(prior=torch.full((6,), torch.nan)), "prior: expected 6 finite numbers, got [6]"),
 ])

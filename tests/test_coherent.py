@@ -63,6 +63,12 @@ def test_coherent_map_keeps_similar_items_together():
     assert is_pure[1].sum() >= 6  # of a random map about one
 
 
+def test_coherent_map_refuses_more_coherent_maps_than_maps():
+    items, sizes = sets_of_two_topics()
+    with pytest.raises(AssertionError, match="coherent: expected m at most"):
+        coherent_map(items, sizes, 40, 4, m=2, coherent=3)
+
+
 def test_coherent_map_quotes_its_recall():
     """The numbers of the docstring are those of results/simplewiki.json."""
     rows = json.loads((ROOT / "results/simplewiki.json").read_text())["rows"]

@@ -264,6 +264,14 @@ def test_squad_is_learned_and_read_back(tune, tmp_path):
 # Start
 
 
+def test_weights_of_an_older_checkpoint_have_the_names_of_today():
+    """Else a model that is built with fresh weights could keep some of them."""
+    path = Path(finetune.__file__).with_name("models") / "english-detect.pt"
+    args = finetune.build_parser().parse_args(["--ckpt", str(path)])
+    pretrained = finetune.load_pretrained(args)
+    assert pretrained.weights.keys() == Model(pretrained.config).state_dict().keys()
+
+
 def test_pre_trained_weights_are_used_unless_from_scratch(tune, sr_run, own, tmp_path):
     name = "layers.0.up.weight"
     before = read_weights(sr_run)[name]

@@ -270,6 +270,14 @@ def test_masked_lm_head_scores_the_rows_of_its_table(emb, head, tied, shape):
     assert_near(net(ids, masked_positions=POSITIONS), expected.reshape(2, *shape))
 
 
+@pytest.mark.parametrize("emb", ["proj", "bloom"])
+def test_head_of_hashes_refuses_a_sample_of_rows(emb):
+    """Ten rows could be regrouped as two of each of five hashes."""
+    net = tiny_model(emb=emb, head="hash-mlm")
+    with pytest.raises(AssertionError, match="rows: a sample"):
+        net(random_ids(2, 7), masked_positions=POSITIONS, rows=torch.arange(10))
+
+
 def test_logits_of_evaluation_are_float32():
     """In bfloat16 hundreds of items tie, which training may have and a ranking may not."""
     net, _ = bloom_model()
