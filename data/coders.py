@@ -295,7 +295,9 @@ class DigestCoder(VocabularyCoder):
 
     def __post_init__(self):
         num_words = len(self.vocabulary)
-        assert self.bloom_map.n_items == num_words, "bloom_map: not that of the vocabulary"
+        if self.bloom_map.n_items != num_words:
+            raise ValueError(f"bloom_map: expected that of {num_words:,} words, got one of "
+                             f"{self.bloom_map.n_items:,} items.")
 
     def codes(self, words):
         digest = self.bloom_map.digest  # (N, m), by place in the vocabulary
