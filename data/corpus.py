@@ -152,7 +152,7 @@ def split_all(source, splitter):
     jobs = source.jobs()
     head = list(itertools.islice(jobs, 2))
     jobs = itertools.chain(head, jobs)
-    if len(head) < 2 or splitter.has_threads:
+    if len(head) < 2 or not splitter.use_workers:
         for job in jobs:
             yield split_job(source.documents, job, splitter)
         return

@@ -313,6 +313,8 @@ def test_silently_wrong_arguments_are_refused(call, error, message):
     (BITS, dict(split="item"), "split: expected one of .*, got 'item'"),
     (BITS, dict(split="bpe", subwords='{"model":'), "pieces of BPE: could not be read"),
     (BITS, dict(split="bpe"), "pieces of BPE: could not be read"),
+    *[(BITS, dict(split="phrases", subwords=subwords), "phrases: could not be read")
+      for subwords in (None, "{", "[]", '{"phrases": []}', '{"phrases": null, "bpe": "{}"}')],
     (DIGEST, dict(vocabulary=[], bloom_map=dict(n_items=23)),
      "Bloom map: expected .*, got n_items"),
     (DIGEST, dict(vocabulary=["cat"], bloom_map=BloomMap(23, 3).state()), "bloom_map: expected"),
