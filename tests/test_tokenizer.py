@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bloom import BloomMap
+from data.coders import BitCoder
 from data.splitters import BPE, SPLITS, ItemNames, Phrases, SpacedWords, Words, match_longest
 from data.squad import sliding_windows
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
@@ -296,6 +297,9 @@ def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
      "vocabulary: expected each word once"),
     (lambda: make_tokenizer(DIGEST, vocabulary=["cat"], bloom_map=BloomMap(23, 3)), ValueError,
      "bloom_map: expected that of 1 words, got one of 23 items"),
+    (lambda: make_tokenizer(BITS), ValueError, "hash: expected a part"),
+    (lambda: BitCoder(bits=8), ValueError, "hash: expected a part"),
+    (lambda: make_tokenizer(ROW), ValueError, "vocabulary: expected a part"),
     (lambda: make_tokenizer(SKETCH).ids("play"), ValueError, "words: expected a list of str"),
     (lambda: sliding_windows(np.arange(5), np.arange(9), 7), ValueError,
      "length: expected 8 or more"),
