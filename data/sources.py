@@ -34,7 +34,7 @@ JOB_UNITS = 1_000_000  # characters of a job, or names: a second of work
 
 
 def find_sources(data, split, field, reader):
-    """Return the source of each part of --data. Parts that do not fit together are refused.
+    """Return the source of each part of --data. What would be read twice is refused.
 
     Args:
         data: str, parts joined by +.
@@ -105,12 +105,15 @@ class Source:
     has_rows = False  # --field chooses a column of them
     has_files = False  # --encoding, --sep and --header say how to read them
     has_copies = False  # equal documents count once
+    has_sets = True  # documents may be item sets
 
     def __init__(self, part, is_sets, field, reader):
         if field is not None and not self.has_rows:
             raise InputError(f"--field: requires rows, got {part}.")
         if reader and not self.has_files:
             raise InputError(f"--encoding, --sep, --header: require files, got {part}.")
+        if is_sets and not self.has_sets:  # the words of a text would be its items
+            raise InputError(f"--split items: requires item sets, got {part}. Use python-names.")
         self.part = part
         self.is_sets = is_sets
         self.field = field
@@ -216,6 +219,7 @@ class PythonTexts(Source):
     """
 
     has_copies = True
+    has_sets = False
     places = PLACES
     read_file = staticmethod(python_texts)
 
@@ -242,6 +246,7 @@ class StandardLibrary(PythonTexts):
 class PythonNames(PythonTexts):
     """The names that each function of the installed Python uses."""
 
+    has_sets = True
     read_file = staticmethod(python_names)
 
 
@@ -358,10 +363,14 @@ def read_cells(source, table):
 
 
 def is_names(value):
-    """Return whether a value is a list, or tuple, of names or whole numbers."""
+    """Return whether a value is a list, or tuple, of names, whole numbers or missing names, None."""
     if not isinstance(value, (list, tuple)):
         return False
-    return all(isinstance(name, (str, int, type(None))) for name in value)
+    for name in value:
+        # a list of True and False is a mask, or the like, of another column
+        if isinstance(name, bool) or not isinstance(name, (str, int, type(None))):
+            return False
+    return True
 
 
 # -------------------------------------------------------------------------------------------------
