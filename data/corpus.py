@@ -63,7 +63,7 @@ def prepare(data, split, cache, max_subwords=50_000, field=None, **reader):
         cache: str, the folder of all corpora.
         max_subwords: int, pieces of a BPE or phrases at most.
         field: str or None, see data.sources.choose_columns.
-        reader: encoding, sep and header of read_rows.
+        reader: encoding, sep and header of number_rows.
 
     Returns:
         str, the folder that Corpus reads.

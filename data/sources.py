@@ -20,8 +20,8 @@ from pathlib import Path
 
 from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
-from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, parse_hub_id
-from data.rows import peek_columns, read_hub, read_rows
+from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, number_rows
+from data.rows import parse_hub_id, peek_columns, read_hub
 from data.splitters import clean_name
 from support.common import InputError
 
@@ -96,7 +96,7 @@ class Source:
         part: str, its name in --data.
         is_sets: bool, documents are item sets and no texts.
         field: str or None, the column of the documents, see choose_columns.
-        reader: dict, encoding, sep and header of read_rows.
+        reader: dict, encoding, sep and header of number_rows.
 
     Attributes:
         paths: list of str, files that its documents come from. An edited file is another corpus.
@@ -137,7 +137,7 @@ class RowSource(Source):
     """Rows with columns. One process reads them, and a job is a list of documents.
 
     A subclass has tables, list of str, the names of its files or its data set, and
-    open_table(table) -> an iterator of rows.
+    open_table(table) -> an iterator of (number, row).
     """
 
     has_rows = True
@@ -186,7 +186,7 @@ class Files(RowSource):
         return self.paths
 
     def open_table(self, path):
-        return read_rows(path, **self.reader)
+        return number_rows(path, **self.reader)
 
 
 def identify_file(path):
@@ -208,7 +208,7 @@ class Hub(RowSource):
         return {parse_hub_id(table): table for table in self.tables}
 
     def open_table(self, hub_id):
-        return read_hub(hub_id)
+        return enumerate(read_hub(hub_id), 1)
 
 
 class PythonTexts(Source):
@@ -340,7 +340,7 @@ def read_pairs(source):
 
 
 def read_cells(source, table):
-    """Yield the number of each row, from 1, and its cells in the columns of the documents, list.
+    """Yield the number of each row, and its cells in the columns of the documents, list.
 
     Args:
         source: RowSource.
@@ -353,7 +353,7 @@ def read_cells(source, table):
     if columns != ["text"]:  # a choice that the user should see
         note_once(f"columns: {', '.join(columns)} of {source.part}")
     num_incomplete = 0
-    for number, row in enumerate(rows, 1):
+    for number, row in rows:
         if not set(columns) <= set(row):
             num_incomplete += 1
         yield number, [row.get(name) for name in columns]
@@ -363,7 +363,7 @@ def read_cells(source, table):
 
 
 def is_names(value):
-    """Return whether a value is a list, or tuple, of names, whole numbers or missing names, None."""
+    """Return whether a value is a list, or tuple, of names, whole numbers or None, no name."""
     if not isinstance(value, (list, tuple)):
         return False
     for name in value:
