@@ -36,8 +36,11 @@ class HashTokenizer:
     Args:
         coder: instance of a class of data.coders.CODERS, which hashes words.
         splitter: instance of a class of data.splitters.SPLITS, which finds the words of a text.
-        target_coder: SketchCoder, whose codes the objective hash-mlm predicts where those of coder
-            cannot be predicted (coder.is_predicted).
+        target_coder: instance of such a class, whose codes the objective hash-mlm predicts: coder
+            itself if coder.is_predicted, else a SketchCoder.
+
+    Raises:
+        ValueError: A word is twice in the vocabulary of coder.
     """
 
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
@@ -54,7 +57,8 @@ class HashTokenizer:
         if self.is_fixed:
             self.add_words(coder.vocabulary)
             # a word listed twice would shift the IDs of all later words
-            assert len(self.words) == len(coder.vocabulary), "vocabulary: expected each word once"
+            if len(self.words) != len(coder.vocabulary):
+                raise ValueError("vocabulary: expected each word once.")
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
@@ -112,7 +116,9 @@ class HashTokenizer:
         """
         splitter = load_splitter(state)
         coder = CODERS[config.code_format].load(state, config)
-        target_coder = SketchCoder.load(state, config)
+        target_coder = coder
+        if not coder.is_predicted:
+            target_coder = SketchCoder.load(state, config)
         return HashTokenizer(coder, splitter, target_coder)
 
 
@@ -132,7 +138,9 @@ def make_tokenizer(config, splitter=None, hash_seed=0, key=None, hash=None, voca
     settings = vars(config) | dict(
         hash_seed=hash_seed, key=key, hash=hash, vocabulary=vocabulary, bloom_map=bloom_map)
     coder = CODERS[config.code_format].from_settings(settings)  # takes those that are its fields
-    target_coder = SketchCoder.from_settings(settings)
+    target_coder = coder
+    if not coder.is_predicted:
+        target_coder = SketchCoder.from_settings(settings)
     return HashTokenizer(coder, splitter, target_coder)
 
 

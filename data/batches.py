@@ -80,7 +80,8 @@ class Batches:
         self.seed = seed
         self.num_known = FIRST_WORD_ID + len(word_counts)
         self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)  # some pieces do not occur
-        self.order_epoch = None  # examples keeps self.order, of draw_order for this epoch
+        self.order_epoch = None  # that of self.order
+        self.order = None  # of draw_order, kept by examples
 
     def get_batch(self, step, rows):
         """Return the Draw of some rows of a step's global batch.

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 
 from data.python_source import build_pydoc
-from data.rows import is_hub_id, read_hub, read_rows, reader_options
+from data.rows import is_hub_id, number_rows, read_hub, reader_options
 from data.splitters import clean_item
 from support.common import InputError, send
 from tokenizer import build_inputs
@@ -67,7 +67,7 @@ def read_table(task, args, split):
 def read_pydoc(task, args, split):
     """Read the docstrings of the installed Python, as read_table reads a file."""
     path = f"{build_pydoc(args.cache)}/{split}.jsonl"
-    return parse_rows(list(read_rows(path)), task, path, parse_class)
+    return parse_rows(list(number_rows(path)), task, path, parse_class)
 
 
 def read_records(args, split, original, hub_id, columns=None):
@@ -81,18 +81,18 @@ def read_records(args, split, original, hub_id, columns=None):
         columns: list of str, for files without a header line, or None.
 
     Returns:
-        list of dict, column -> cell; and the name of the source, for messages.
+        list of (number, record), of dict, column -> cell; and the name of the source, for messages.
     """
     path = args.train if split == "train" else args.dev
     if path is None and args.data_dir is not None:
         path = os.path.join(args.data_dir, original)
     if path is not None:
         if not is_hub_id(path):
-            return list(read_rows(path, columns, **reader_options(args))), path
+            return list(number_rows(path, columns, **reader_options(args))), path
         hub_id = path
     split = split.replace("dev", "validation")  # as the hub calls it
     try:
-        return list(read_hub(hub_id, split)), f"{hub_id} ({split})"
+        return list(enumerate(read_hub(hub_id, split), 1)), f"{hub_id} ({split})"
     except InputError as error:
         raise InputError(f"{error} Without the hub, use --data_dir, or --train and "
                          "--dev.") from error
@@ -108,7 +108,7 @@ def parse_rows(records, task, source, parse_label):
     No record is left out: the scored rows would differ, and a wrong column might go unnoticed.
 
     Args:
-        records: list of dict, column -> cell.
+        records: list of (number, record), as read_records returns them.
         task: data.tasks.Task, tells which columns and labels to expect.
         source: str, for messages.
         parse_label: function of a cell, the task and a place, str, that returns the row's label.
@@ -119,7 +119,7 @@ def parse_rows(records, task, source, parse_label):
     if not records:
         raise InputError(f"{source}: expected rows, got none.")
     rows = []
-    for number, record in enumerate(records, 1):
+    for number, record in records:
         place = f"{source}, row {number:,}"
         cells = name_cells(record, task, place)
         texts = tuple(parse_text(cells[name], place) for name in task.text_columns)

@@ -28,7 +28,8 @@ embeddings.py names the one that it reads:
 
 A new format is a class here, and its line in CODERS. The fields of the class are all that its codes
 depend on. Two things follow from them: which flags pretrain.py takes, and which runs share a file
-of codes (data/codes.py).
+of codes (data/codes.py). A new part of a format has lines in Coder, FLAGS_OF_PART and, where it is
+made, in data/codes.py.
 """
 
 from dataclasses import dataclass, fields
@@ -60,10 +61,16 @@ class Coder:
     masked_objective = "hash-mlm"
     is_predicted = False
 
-    # A part that is no field of a class is None. Without types these lines are no fields
+    # A part that is no field of a class is None. Without types these lines are no fields, but
+    # defaults of fields
     hash = None
     vocabulary = None
     bloom_map = None
+
+    def __post_init__(self):
+        for name in ("hash", "vocabulary", "bloom_map"):
+            if name in self.list_fields() and getattr(self, name) is None:
+                raise ValueError(f"{name}: expected a part of the codes, got None.")
 
     def codes(self, words):
         """Return the codes of words, a list[str]: integers (V, C)."""
@@ -142,13 +149,13 @@ class Coder:
             ValueError: A field is missing, or a part of an unknown kind, or damaged.
         """
         settings = state | vars(config)
-        fields = cls.list_fields()
-        for name in fields:
+        names = cls.list_fields()
+        for name in names:
             if name not in settings:
                 raise ValueError(f"tokenizer: expected {name}, got {', '.join(state)}.")
-        if "hash" in fields:
+        if "hash" in names:
             settings["hash"] = load_hash(state.get("hash_name"), state["hash"])
-        if "bloom_map" in fields:
+        if "bloom_map" in names:
             settings["bloom_map"] = BloomMap.load(state["bloom_map"])
         return cls.from_settings(settings)
 
@@ -294,8 +301,11 @@ class DigestCoder(VocabularyCoder):
     bloom_map: BloomMap
 
     def __post_init__(self):
+        super().__post_init__()
         num_words = len(self.vocabulary)
-        assert self.bloom_map.n_items == num_words, "bloom_map: not that of the vocabulary"
+        if self.bloom_map.n_items != num_words:
+            raise ValueError(f"bloom_map: expected that of {num_words:,} words, got one of "
+                             f"{self.bloom_map.n_items:,} items.")
 
     def codes(self, words):
         digest = self.bloom_map.digest  # (N, m), by place in the vocabulary

@@ -113,12 +113,13 @@ def fit_bloom_map(args, m, num_items):
     for alpha in range(args.max_alpha, 0, -1):
         try:
             bloom_map = BloomMap(num_items, alpha, m, args.hash_seed)
-        except ValueError:  # too few digests; 1 has enough, a bucket for each item
+        except ValueError:  # too few digests
             continue
         if alpha < args.max_alpha:
             print(f"alpha: {alpha} items a token, as {num_items:,} are too few for "
                   f"{args.max_alpha}")
         return bloom_map
+    raise AssertionError("alpha 1 has enough digests, a bucket for each item")
 
 
 def load_tokenizer(state, config, corpus):
@@ -145,15 +146,19 @@ def build_codes(config, tokenizer, corpus):
         tokenizer: HashTokenizer of the corpus.
         corpus: data.corpus.Corpus.
     """
-    if tokenizer.is_fixed:  # it has made its codes
+    if tokenizer.is_fixed:  # codes by the place in a vocabulary: nothing is hashed
         return torch.from_numpy(tokenizer.codes())
-    # not the config: models with other layers share the codes
-    identity = [config.code_format, tokenizer.coder.state()]
-    return cached(corpus, "codes", identity, hash_corpus, tokenizer.coder, corpus)
+    return hash_once(config.code_format, tokenizer.coder, corpus)
+
+
+def hash_once(code_format, coder, corpus):
+    """Return hash_corpus, from a file that all models with these codes share."""
+    identity = [code_format, coder.state()]
+    return cached(corpus, "codes", identity, hash_corpus, coder, corpus)
 
 
 def hash_corpus(coder, corpus):
-    """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
+    """Return the codes of special tokens and words, (5 + V, C). Several processes hash many."""
     jobs = divide(corpus.words, MAX_HASHED)
     codes = [coder.special_codes(FIRST_WORD_ID)]
     if len(jobs) == 1:  # done before processes would have started
@@ -173,7 +178,7 @@ def build_targets(config, tokenizer, corpus, codes):
         return None
     if tokenizer.coder.is_predicted:
         return codes
-    return hash_corpus(tokenizer.target_coder, corpus)
+    return hash_once("sketch", tokenizer.target_coder, corpus)
 
 
 def cached(corpus, name, identity, build, *args):

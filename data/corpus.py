@@ -34,8 +34,8 @@ from tqdm import tqdm
 
 from data.sources import find_sources, name_data
 from data.splitters import SPLITS, SUBWORDS, load_splitter
-from support.common import InputError, blame, build_once, fingerprint, num_cores, reading
-from support.common import start_workers, write_json
+from support.common import InputError, blame, build_once, fingerprint, reading, start_workers
+from support.common import write_json
 from tokenizer import FIRST_WORD_ID, SEP
 
 # The code that decides what a corpus contains. An edit of it, be it of a comment, builds corpora
@@ -45,6 +45,7 @@ CODE = [ROOT / name for name in (
     "data/corpus.py", "data/python_source.py", "data/rows.py", "data/sources.py",
     "data/splitters.py", "hashing.py", "tokenizer.py")]
 BLOCK = 1 << 24  # token IDs in memory at a time
+MAX_PENDING = 32  # jobs that other processes have at a time, four for each of eight
 
 
 def prepare(data, split, cache, max_subwords=50_000, field=None, **reader):
@@ -62,7 +63,7 @@ def prepare(data, split, cache, max_subwords=50_000, field=None, **reader):
         cache: str, the folder of all corpora.
         max_subwords: int, pieces of a BPE or phrases at most.
         field: str or None, see data.sources.choose_columns.
-        reader: encoding, sep and header of read_rows.
+        reader: encoding, sep and header of number_rows.
 
     Returns:
         str, the folder that Corpus reads.
@@ -106,15 +107,15 @@ def write_corpus(folder, data, split, sources, max_subwords):
 
     # 2. and 3. Split all documents, and number their words by first appearance: their IDs, which
     # are by frequency, are not known before the end
-    seen = set()  # the documents of sources where equal ones count once
+    seen = set()  # the words of documents, of sources where equal ones count once
     with open(folder / "numbers.bin", "wb") as file:
         for source in sources:
             results = split_all(source, splitter)
             # disable=None: no bar unless stderr is a terminal
-            for documents in tqdm(results, f"preparing {source.part}", disable=None):
+            for joined_words in tqdm(results, f"preparing {source.part}", disable=None):
                 if source.has_copies:
-                    documents = drop_copies(documents, seen, source.is_sets)
-                number_words(documents, number_of_word).tofile(file)
+                    joined_words = drop_copies(joined_words, seen, source.is_sets)
+                number_words(joined_words, number_of_word).tofile(file)
         if file.tell() == 0:
             raise InputError(f"--data {data}: expected text, got no words.")
 
@@ -131,7 +132,7 @@ def write_corpus(folder, data, split, sources, max_subwords):
 
 
 # -------------------------------------------------------------------------------------------------
-# Documents to words, on all cores
+# Documents to words, in several processes
 
 
 class Documents:
@@ -147,12 +148,12 @@ class Documents:
 
 
 def split_all(source, splitter):
-    """Yield split_job of each job of a source, in order, on all cores where that pays."""
+    """Yield split_job of each job of a source, in order, by other processes where that pays."""
     # a small file is one job; processes start in 0.1 s, on macOS and Windows in seconds
     jobs = source.jobs()
     head = list(itertools.islice(jobs, 2))
     jobs = itertools.chain(head, jobs)
-    if len(head) < 2 or splitter.has_threads:
+    if len(head) < 2 or not splitter.use_workers:
         for job in jobs:
             yield split_job(source.documents, job, splitter)
         return
@@ -160,7 +161,7 @@ def split_all(source, splitter):
         pending = deque()
         for job in jobs:
             pending.append(pool.submit(split_job, source.documents, job, splitter))
-            if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
+            if len(pending) > MAX_PENDING:  # else the reader runs ahead without limit
                 yield pending.popleft().result()
         for result in pending:
             yield result.result()
@@ -178,25 +179,25 @@ def split_job(open_job, job, splitter):
         list[str], the words of each document joined by line breaks, which are in no word. Another
         process sends a str faster than a list.
     """
-    documents = splitter.split_texts(open_job(job))
-    return ["\n".join(words) for words in documents if words]
+    words_of_documents = splitter.split_texts(open_job(job))
+    return ["\n".join(words) for words in words_of_documents if words]
 
 
-def drop_copies(documents, seen, is_sets):
+def drop_copies(joined_words, seen, is_sets):
     """Return the documents that are not in `seen`, a set, and add them.
 
     Args:
-        documents: list of str, as split_job returns them.
+        joined_words: list of str, a document each, as split_job returns them.
         is_sets: bool, the order of the names in a document does not count.
     """
     new = []
-    for document in documents:
-        key = document
+    for words in joined_words:
+        key = words
         if is_sets:
-            key = "\n".join(sorted(document.split("\n")))
+            key = "\n".join(sorted(words.split("\n")))
         if key not in seen:
             seen.add(key)
-            new.append(document)
+            new.append(words)
     return new
 
 
@@ -204,19 +205,19 @@ def drop_copies(documents, seen, is_sets):
 # Words to token IDs on disk
 
 
-def number_words(documents, number_of_word):
+def number_words(joined_words, number_of_word):
     """Return the numbers of the words of documents. A new word gets the next number.
 
     Args:
-        documents: list of str, as split_job returns them.
+        joined_words: list of str, a document each, as split_job returns them.
         number_of_word: dict, word -> number, FIRST_WORD_ID and on. New words are added.
 
     Returns:
         uint32 (n,). SEP ends each document.
     """
     numbers = []
-    for document in documents:
-        for word in document.split("\n"):
+    for words in joined_words:
+        for word in words.split("\n"):
             next_number = FIRST_WORD_ID + len(number_of_word)
             numbers.append(number_of_word.setdefault(word, next_number))
         numbers.append(SEP)

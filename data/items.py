@@ -29,7 +29,7 @@ MAX_EVAL_PAGES = 2_000  # held-out pages of an evaluation; one item of each is m
 
 
 def split_pages(corpus):
-    """Return the numbers of training pages, and of a random tenth that is held out, int64."""
+    """Return the numbers of training pages, and of a tenth that is held out, int64, shuffled."""
     order = random_order(corpus.meta["documents"], HELD_OUT_KEY)
     num_held_out = max(len(order) // 10, 1)
     return order[num_held_out:], order[:num_held_out]
@@ -58,13 +58,14 @@ def list_items(ids, offsets, num_known):
 class ItemSetBatches(Batches):
     """Segments of item sets: a run of at most L items of one page, 0 as padding. [SB §3.1]
 
-    A page is an item set. Each epoch reads another segment of a page that has more than L items.
+    A page is an item set. The segment of a page with more than L items is drawn at each reading.
 
     Args:
         ids: integer (n,), token IDs of all pages. All but known items are left out.
         offsets: int64 (P + 1,), where each page begins in ids.
-        train_pages, eval_pages: int64, numbers of pages. Those with less than two items are left
-            out: an item is predicted from the others of its page.
+        train_pages, eval_pages: int64, numbers of pages, in random order: the first held-out ones
+            are a sample. Those with less than two items are left out: an item is predicted from the
+            others of its page.
         word_counts, length, batch_size, seed: as in Batches.
 
     Raises:

@@ -54,18 +54,18 @@ def load_data(args, initial, show_control):
         show_control: bool, print what a model of item sets has to beat.
     """
     # Words, and what maps them to codes
-    with blame():
-        folder = prepare(args.data, args.split, args.cache, max_subwords=args.vocab,
-                         field=args.field, **reader_options(args))
-        corpus = Corpus(folder)
-        config = Config.choose(vars(args))
-        if initial is None:
-            tokenizer, config = build_tokenizer(args, config, corpus)
-        else:  # args has the sizes of that run
-            tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
-        codes = build_codes(config, tokenizer, corpus)
-        targets = build_targets(config, tokenizer, corpus, codes)
-    # a hash that was just fitted to this corpus knows it
+    folder = prepare(args.data, args.split, args.cache, max_subwords=args.vocab,
+                     field=args.field, **reader_options(args))
+    corpus = Corpus(folder)
+    config = Config.choose(vars(args))
+    if initial is None:
+        tokenizer, config = build_tokenizer(args, config, corpus)
+    else:  # args has the sizes of that run
+        tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
+    codes = build_codes(config, tokenizer, corpus)
+    targets = build_targets(config, tokenizer, corpus, codes)
+    # a hash that was just fitted to this corpus knows its words; that of another run, or a
+    # vocabulary, may not. Unknown items of sets are left out
     if config.order and (initial is not None or tokenizer.is_fixed):
         report_unknown(tokenizer, corpus.words, corpus.counts)
 
@@ -138,6 +138,8 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
     with ending_children():
         try:
             yield ([to_tensors(batch) for batch in arrays] for arrays in loader)
+        # subtle: around the block, since a signal tells PyTorch of a dead worker, and its handler
+        # raises the error wherever this process is then, such as in a step
         except RuntimeError as error:
             if not str(error).startswith("DataLoader "):
                 raise

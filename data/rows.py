@@ -2,6 +2,8 @@
 
     for row in read_rows("reviews.csv.gz"):
         print(row["text"])
+    for number, row in number_rows("reviews.csv.gz"):      for messages: as the user counts them
+        ...
 
 Out of scope: which columns are documents (data/sources.py), texts and labels (data/tasks.py).
 """
@@ -21,19 +23,26 @@ from data.splitters import clean_name
 from support.common import InputError, reading
 
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
+TABLES = (".tsv", ".csv")
 PEEK = 100  # rows that decide on the columns
 MAX_MARKS = 20  # spaces and invisible characters in a cell of a header that comes again
 MAX_DAMAGED = 0.01  # share of the rows of a table that may be left out
 
 
-def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, header=None):
+def read_rows(path, columns=None, **options):
+    """Yield the rows of number_rows, dict, without their numbers."""
+    for _, row in number_rows(path, columns, **options):
+        yield row
+
+
+def number_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, header=None):
     """Read a file row by row. Bytes that cannot be decoded are replaced, and counted on stderr.
 
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
         columns: list[str], names for a table without a header line, such as the original files of
             CoLA.
-        keep_damaged: bool, yield {} for a damaged row, so that rows keep their numbers.
+        keep_damaged: bool, yield {} for a damaged row. Otherwise those of a table are left out.
         encoding: str, one that Python knows. None: UTF-8, and UTF-16 is refused.
         sep: str, the character between the cells of a table. None: a tab in a .tsv, else a comma.
             In a .txt a sep of any length cuts each line into a list.
@@ -42,7 +51,9 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
             row, or comes again soon, is refused.
 
     Yields:
-        dict, column -> value, of each row:
+        number: int, that of the row, from 1. A row that is left out counts, and an empty line of a
+            table or a .jsonl does not.
+        row: dict, column -> value:
 
             .txt           a line, in the column "text": a str, or with sep a list of str
             .tsv .csv      a row of a table; its cells stay str
@@ -53,33 +64,33 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
         Lines end at a line feed.
 
     Raises:
-        InputError: The file is damaged, or of another kind. Rows count from 1.
+        InputError: The file is damaged, or of another kind.
         OSError: It cannot be opened.
     """
     ending = get_ending(path)
     if ending not in ENDINGS:
         raise InputError(f"{path}: expected a file in {', '.join(ENDINGS)} (or .gz).")
-    num_rows = 0  # read so far
+    number = 0
+    rows = parse_file(path, ending, columns, keep_damaged, encoding, sep, header)
     try:
-        for row in parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
+        for number, row in enumerate(rows, 1):
             if isinstance(row, dict):
-                yield row
+                yield number, row
             elif keep_damaged:
-                yield {}
-            else:
-                raise InputError(f"{path}, row {num_rows + 1:,}: expected an object, such as "
+                yield number, {}
+            elif ending not in TABLES:  # parse_table says how many rows of a table are left out
+                raise InputError(f"{path}, row {number:,}: expected an object, such as "
                                  f'{{"items": ["a", "b"]}}, got {row!r:.60}')
-            num_rows += 1
     except (InputError, FileNotFoundError, IsADirectoryError, PermissionError):
         raise  # they say what is wrong
     except Exception as error:  # gzip, csv, json and pyarrow do not name the file
-        raise InputError(f"{path}: could not be read as {ending} after row {num_rows:,}: "
+        raise InputError(f"{path}: could not be read as {ending} after row {number:,}: "
                          f"{error!r}. If the file was cut, copy it again; in a .csv close each "
                          "quotation mark; check --encoding if you use it.") from error
 
 
 def parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
-    """Yield the rows of a file, dict; anything else is a damaged row. Arguments as in read_rows."""
+    """Yield the rows of a file, dict; anything else is a damaged row. See number_rows."""
     open_file = gzip.open if path.lower().endswith(".gz") else open
     with open_file(path, "rb") as file:
         if ending == ".parquet":
@@ -101,9 +112,11 @@ def parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
                     yield parse_line(line)
         elif ending == ".json":
             yield from parse_json("".join(lines))
-        else:
+        elif ending in TABLES:
             table = split_cells(lines, ending, sep)
             yield from parse_table(path, table, columns, keep_damaged, header)
+        else:
+            raise NotImplementedError(ending)
 
 
 def read_lines(path, file, encoding):
@@ -168,7 +181,9 @@ def split_cells(lines, ending, sep):
 
 
 def parse_table(path, table, columns, keep_damaged, header):
-    """Yield the rows of a table. A few may be damaged: they have another number of cells.
+    """Yield the rows of a table, dict. A few may be damaged: they have another number of cells.
+
+    The cells of each row that is left out are yielded as a list, in its place.
 
     A raw line break cuts "a bad film,neg" into rows "a bad" and "film,neg". The second looks whole,
     so a row after a short one is left out too. Joined files have their header again in the middle:
@@ -191,8 +206,8 @@ def parse_table(path, table, columns, keep_damaged, header):
             damaged.append(number)
         if is_whole and not is_header and not is_after_short:
             yield dict(zip(names, cells))
-        elif keep_damaged:
-            yield cells  # no dict, so read_rows yields {} for it
+        else:
+            yield cells
         is_after_short = len(cells) < len(names)  # for the next row
     if num_headers > 0 and not keep_damaged:
         note_once(f"warning: {path}: rows equal to the header, as in joined files: "
@@ -210,15 +225,15 @@ def parse_table(path, table, columns, keep_damaged, header):
 def read_header(path, head, columns, header):
     """Return the names of the columns, and the rows of the head of a table.
 
-    A first line that no separator cuts is refused. Then header "none" decides, then columns.
-    Without both the first line has the names.
+    Header "none" decides first, then columns. Without both the first line has the names.
 
     Args:
         head: list of list[str], the cells of the first lines.
-        path, columns, header: as in read_rows.
+        path, columns, header: as in number_rows.
 
     Raises:
-        InputError: No separator cuts the first line, or it names no columns.
+        InputError: The first line has one cell, with another separator inside, or it does not name
+            the columns.
     """
     names = [clean_name(name) for name in head[0]]
     if len(names) == 1 and re.search(r"[,;|\t]", names[0]):
@@ -298,7 +313,7 @@ def parse_hub_id(hub_id, split="train"):
 
 
 # -------------------------------------------------------------------------------------------------
-# Flags, and what callers of read_rows need
+# Flags, and what callers of number_rows need
 
 
 def add_reader_flags(add):
@@ -314,7 +329,7 @@ def add_reader_flags(add):
 
 
 def reader_options(args):
-    """Return the flags of add_reader_flags that the user has set, as arguments of read_rows."""
+    """Return the flags of add_reader_flags that the user has set, as arguments of number_rows."""
     options = dict(encoding=args.encoding, sep=args.sep, header=args.header)
     return {name: value for name, value in options.items() if value is not None}
 
@@ -328,16 +343,16 @@ def peek_columns(rows):
     """Look at the first 100 rows, since one row alone may lack a column or a value.
 
     Args:
-        rows: iterable of dict.
+        rows: iterable of (number, row), as number_rows yields them.
 
     Returns:
         dict, column -> one of its values, None where there is none; {} without rows.
-        iterator of all rows, the first ones too.
+        iterator of all that rows has, from the first one on.
     """
     rows = iter(rows)
     head = list(itertools.islice(rows, PEEK))
     examples = {}
-    for row in head:
+    for _, row in head:
         for name, value in row.items():
             if examples.get(name) is None:
                 examples[name] = value

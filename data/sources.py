@@ -20,8 +20,8 @@ from pathlib import Path
 
 from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
-from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, parse_hub_id
-from data.rows import peek_columns, read_hub, read_rows
+from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, number_rows
+from data.rows import parse_hub_id, peek_columns, read_hub
 from data.splitters import clean_name
 from support.common import InputError
 
@@ -34,7 +34,7 @@ JOB_UNITS = 1_000_000  # characters of a job, or names: a second of work
 
 
 def find_sources(data, split, field, reader):
-    """Return the source of each part of --data. Parts that do not fit together are refused.
+    """Return the source of each part of --data. What would be read twice is refused.
 
     Args:
         data: str, parts joined by +.
@@ -96,7 +96,7 @@ class Source:
         part: str, its name in --data.
         is_sets: bool, documents are item sets and no texts.
         field: str or None, the column of the documents, see choose_columns.
-        reader: dict, encoding, sep and header of read_rows.
+        reader: dict, encoding, sep and header of number_rows.
 
     Attributes:
         paths: list of str, files that its documents come from. An edited file is another corpus.
@@ -105,12 +105,15 @@ class Source:
     has_rows = False  # --field chooses a column of them
     has_files = False  # --encoding, --sep and --header say how to read them
     has_copies = False  # equal documents count once
+    has_sets = True  # documents may be item sets
 
     def __init__(self, part, is_sets, field, reader):
         if field is not None and not self.has_rows:
             raise InputError(f"--field: requires rows, got {part}.")
         if reader and not self.has_files:
             raise InputError(f"--encoding, --sep, --header: require files, got {part}.")
+        if is_sets and not self.has_sets:  # the words of a text would be its items
+            raise InputError(f"--split items: requires item sets, got {part}. Use python-names.")
         self.part = part
         self.is_sets = is_sets
         self.field = field
@@ -134,7 +137,7 @@ class RowSource(Source):
     """Rows with columns. One process reads them, and a job is a list of documents.
 
     A subclass has tables, list of str, the names of its files or its data set, and
-    open_table(table) -> an iterator of rows.
+    open_table(table) -> an iterator of (number, row).
     """
 
     has_rows = True
@@ -183,7 +186,7 @@ class Files(RowSource):
         return self.paths
 
     def open_table(self, path):
-        return read_rows(path, **self.reader)
+        return number_rows(path, **self.reader)
 
 
 def identify_file(path):
@@ -205,7 +208,7 @@ class Hub(RowSource):
         return {parse_hub_id(table): table for table in self.tables}
 
     def open_table(self, hub_id):
-        return read_hub(hub_id)
+        return enumerate(read_hub(hub_id), 1)
 
 
 class PythonTexts(Source):
@@ -216,6 +219,7 @@ class PythonTexts(Source):
     """
 
     has_copies = True
+    has_sets = False
     places = PLACES
     read_file = staticmethod(python_texts)
 
@@ -242,6 +246,7 @@ class StandardLibrary(PythonTexts):
 class PythonNames(PythonTexts):
     """The names that each function of the installed Python uses."""
 
+    has_sets = True
     read_file = staticmethod(python_names)
 
 
@@ -335,7 +340,7 @@ def read_pairs(source):
 
 
 def read_cells(source, table):
-    """Yield the number of each row, from 1, and its cells in the columns of the documents, list.
+    """Yield the number of each row, and its cells in the columns of the documents, list.
 
     Args:
         source: RowSource.
@@ -348,7 +353,7 @@ def read_cells(source, table):
     if columns != ["text"]:  # a choice that the user should see
         note_once(f"columns: {', '.join(columns)} of {source.part}")
     num_incomplete = 0
-    for number, row in enumerate(rows, 1):
+    for number, row in rows:
         if not set(columns) <= set(row):
             num_incomplete += 1
         yield number, [row.get(name) for name in columns]
@@ -358,10 +363,14 @@ def read_cells(source, table):
 
 
 def is_names(value):
-    """Return whether a value is a list, or tuple, of names or whole numbers."""
+    """Return whether a value is a list, or tuple, of names, whole numbers or None, no name."""
     if not isinstance(value, (list, tuple)):
         return False
-    return all(isinstance(name, (str, int, type(None))) for name in value)
+    for name in value:
+        # a list of True and False is a mask, or the like, of another column
+        if isinstance(name, bool) or not isinstance(name, (str, int, type(None))):
+            return False
+    return True
 
 
 # -------------------------------------------------------------------------------------------------

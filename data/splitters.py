@@ -27,6 +27,7 @@ import unicodedata
 from collections import Counter
 
 from hashing import INVISIBLE, list_words, split_words
+from support.common import InputError
 
 
 class Splitter:
@@ -35,18 +36,18 @@ class Splitter:
     Attributes:
         name: str, its key in SPLITS.
         json: str, what it has learned from a corpus; None: nothing.
-        has_threads: bool, split_texts uses all cores by itself.
+        use_workers: bool, other processes may split a corpus. Each job takes the splitter along.
     """
 
     json = None
-    has_threads = False
+    use_workers = True
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
         raise NotImplementedError
 
     def split_texts(self, texts):
-        """Return the words of each text, list[list[str]]: without spans some are faster."""
+        """Return the words of each document, list[list[str]]: without spans some are faster."""
         return [self.split(text)[0] for text in texts]
 
     def show(self, word):
@@ -54,7 +55,7 @@ class Splitter:
         return word.replace("\n", "\\n")
 
     def state(self):
-        """Return a dict of plain types: load_splitter(state) is the same splitter."""
+        """Return a dict of plain types: load_splitter(state) splits a corpus alike."""
         return dict(split=self.name, subwords=self.json)
 
 
@@ -85,8 +86,11 @@ class SpacedWords(Words):
 class ItemNames(Splitter):
     """Names as they are written, whose case and punctuation stay.
 
+    split reads what a user types, with the names that are known. split_texts reads the item sets of
+    a corpus, before any name is known: each name once.
+
     Args:
-        names: iterable of str, the known ones, of which some have spaces.
+        names: iterable of str, the known ones, of which some have spaces. state() lacks them.
     """
 
     name = "items"
@@ -127,9 +131,9 @@ class ItemNames(Splitter):
                 spans.append((first, last))
         return names, spans
 
-    def split_texts(self, texts):
+    def split_texts(self, documents):
         """Return the item_names of each set of a corpus, list[list[str]]."""
-        return list(map(item_names, texts))
+        return list(map(item_names, documents))
 
 
 def item_names(document):
@@ -210,7 +214,7 @@ class BPE(Splitter):
     """
 
     name = "bpe"
-    has_threads = True
+    use_workers = False  # its library uses all cores
 
     def __init__(self, json_text):
         self.json = json_text
@@ -231,9 +235,10 @@ class BPE(Splitter):
             size: int, number of pieces, at least 256 for the bytes.
         """
         tokenizer = import_tokenizers().ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
+        encodable = map(make_encodable, texts)
         # a pair of pieces that occurs less than five times stays apart
         tokenizer.train_from_iterator(
-            cut_long_words(texts), size, min_frequency=5, show_progress=False)
+            cut_long_words(encodable), size, min_frequency=5, show_progress=False)
         return cls(tokenizer.to_str())
 
     def split(self, text):
@@ -266,7 +271,7 @@ def import_tokenizers():
     try:
         import tokenizers
     except ImportError as error:
-        raise ValueError("--split bpe, phrases: requires the package tokenizers, not found. "
+        raise InputError("--split bpe, phrases: requires the package tokenizers, not found. "
                          "Install it, or use --split regex.") from error
     return tokenizers
 
@@ -277,7 +282,7 @@ def cut_long_words(texts):
     The time for a word grows with the square of its length.
     """
     for text in texts:
-        yield re.sub(r"\S{1000}", r"\g<0> ", make_encodable(text))
+        yield re.sub(r"\S{1000}", r"\g<0> ", text)
 
 
 class Phrases(Splitter):
@@ -291,21 +296,29 @@ class Phrases(Splitter):
 
     Attributes:
         units: list[str], phrases and then pieces, which are its tokens.
+
+    Raises:
+        ValueError: json_text is damaged.
     """
 
     name = "phrases"
-    has_threads = True
+    use_workers = False  # a million phrases would go along with each job
     MAX_PIECES = 30_000  # BPE pieces among the tokens
     MAX_COUNTED = 10_000_000  # words and pairs in memory; beyond it the rarer half is dropped
 
     def __init__(self, json_text):
-        state = json.loads(json_text)
+        try:
+            state = json.loads(json_text)
+            phrases = list(state["phrases"])
+            pieces_json = state["bpe"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"phrases: could not be read ({error!r})") from error
         self.json = json_text
-        self.bpe = BPE(state["bpe"])
-        self.phrases = set(state["phrases"])
+        self.bpe = BPE(pieces_json)
+        self.phrases = set(phrases)
         # a piece spelled like a phrase is listed once, so both have one token ID
         pieces = [piece for piece in self.bpe.units if piece not in self.phrases]
-        self.units = state["phrases"] + pieces
+        self.units = phrases + pieces
 
     @classmethod
     def train(cls, texts, size):

@@ -71,8 +71,8 @@ def read_squad(task, args, split):
     original = f"{split}-{VERSIONS[task.name]}.json"
     records, source = read_records(args, split, original, f"rajpurkar/{task.name}")
     with blame(source):
-        questions = list(list_questions(records))
-    rows = parse_rows(questions, task, source, parse_answers)
+        questions = list(list_questions(record for _, record in records))
+    rows = parse_rows(list(enumerate(questions, 1)), task, source, parse_answers)
     # v1 has no score for "no answer": such a question could not be answered right
     if task.name != V2 and not all(answers for _, answers in rows):
         raise InputError(f"{source}: expected an answer to each question. Use --task squad_v2.")

@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 FORMAT = 6  # checkpoints of another format are refused
 COMPILERS = ("c++", "g++", "clang++", "cl")  # what torch.compile looks for
 TRITON_CAPABILITY = (7, 0)  # of CUDA: Volta and later
-MAX_WORKERS = 8  # where processes are not forked each one imports torch, for seconds
+MAX_WORKERS = 8  # of start_workers: where they are not forked each imports torch, for seconds
 # What ends a run besides Ctrl-C and SIGTERM, where the system has it: a closed terminal, Slurm's
 # warning before the time is over, Ctrl-Break
 OTHER_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGBREAK")
@@ -546,7 +546,10 @@ def fingerprint(value):
 
 
 def list_changes(old, new):
-    """Return how settings, a dict, differ from old ones, list of str. A secret key is not shown."""
+    """Return how settings, a dict, differ from old ones, list of str. A secret key is not shown.
+
+    A setting that old alone has does not count: it may change, or nothing reads it now.
+    """
     changes = []
     for name, value in new.items():
         if old.get(name) == value:

@@ -97,7 +97,11 @@ class Config:
 
     @classmethod
     def load(cls, settings):
-        """Return the Config of a checkpoint's dict; ValueError where it has other fields."""
+        """Return the Config of a checkpoint's dict. Fields that an older one lacks have defaults.
+
+        Raises:
+            ValueError: A field is unknown, or has a value that it cannot have.
+        """
         names = [field.name for field in fields(cls)]
         unknown = [name for name in settings if name not in names]
         if unknown:
@@ -137,7 +141,10 @@ def check_choices(c):
 
 
 def check_types(c):
-    """Raise a ValueError if a number of a Config is not whole or too small, or a switch no bool."""
+    """Raise a ValueError if a number of a Config is not whole or too small, or a switch no bool.
+
+    PyTorch refuses a dropout, the only other number, outside 0 .. 1.
+    """
     for field in fields(c):
         value = getattr(c, field.name)
         least = 0 if field.name in NATURAL else 1
@@ -156,9 +163,9 @@ def check_contradictions(c):
     if c.tied and EMBEDDINGS[c.emb].tie == "no":
         raise ValueError(f"tied requires an embedding with rows of words or hashes, got {c.emb}.")
 
-    heads = [name for name, head in HEADS.items() if head.fits(c)]
-    if c.head not in heads:
-        raise ValueError(f"head (--objective): expected {' or '.join(heads[:2])} for {c.emb}, "
+    fitting = [name for name, head in HEADS.items() if head.fits(c)]
+    if c.head not in fitting:
+        raise ValueError(f"head (--objective): expected {' or '.join(fitting[:2])} for {c.emb}, "
                          f"got {c.head}.")
 
 

@@ -59,7 +59,7 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} |
     samples=8_192,
     short=0.0,
     # training, device and files
-    init_from=None,
+    init_from=None,  # a path, and after parse_flags also the step of its checkpoint
     lr_mlm=None,
     schedule="linear",
     decay=0.01,
@@ -73,6 +73,7 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} |
     out=None,
     eval_every=1_000,
     save_every=1_000)
+DATA_OF_SETS = "python-names"  # in place of the default of data
 # With --init_from these settings come from the other run, as the fields of Config do
 INHERITED = "preset split vocab hash features key hash_seed coherent objective".split()
 # These may change when a run resumes, and all others must not. The digest of the corpus and the
@@ -99,6 +100,7 @@ def parse_flags(argv=None, doc=""):
         if source.resolve() == Path(args.out).resolve():  # it would be overwritten
             raise InputError(f"--out {args.out}: expected another folder than that of --init_from, "
                              "got the same. Use another --out.")
+        # which weights these are: what a checkpoint keeps, and a resumed run compares
         args.init_from = f"{os.path.normpath(args.init_from)} at step {initial['step']}"
     ranks = Ranks()
     if args.batch % ranks.world != 0:
@@ -147,8 +149,9 @@ def choose_settings(flags, inherited):
     """
     fixed = inherited | flags
     preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
-    args = argparse.Namespace(**DEFAULTS | preset | fixed)
-    choose_method(args)
+    wishes = DEFAULTS | preset | fixed
+    method = choose_method(argparse.Namespace(**wishes))
+    args = argparse.Namespace(**wishes | method)
     derived = derive_settings(args, fixed)
     vars(args).update(derived | fixed)
     return args
@@ -159,32 +162,37 @@ def find_coder(emb):
     return CODERS[EMBEDDINGS[emb].code_format]
 
 
-def choose_method(args):
-    """Set emb, split and objective where they are None, and order and head, which follow.
+def choose_method(wish):
+    """Return emb, split and objective, and order and head, which follow from them, a dict.
 
-    Until then args.order and args.head are those of the preset, or of the checkpoint.
+    wish: Namespace, where the first three may be None. Its order and head are those of the preset,
+        or of the checkpoint.
     """
     # 1. emb follows from --split; presets of sets have one
-    if args.emb is None:
-        args.emb = "bloom" if args.split == "items" else "proj"
-    coder = find_coder(args.emb)
+    emb = wish.emb
+    if emb is None:
+        emb = "bloom" if wish.split == "items" else "proj"
+    coder = find_coder(emb)
     # 2. split follows from the preset's order, or else from emb
-    if args.split is None:
-        args.split = coder.default_split if args.order else "items"
-    args.order = args.split != "items"
+    split = wish.split
+    if split is None:
+        split = coder.default_split if wish.order else "items"
+    order = split != "items"
     # 3. objective follows from both, and from the preset's head; a set has no order to shuffle
-    if args.objective is None:
-        args.objective = coder.masked_objective
-        if args.head == "sr" and args.order and not coder.is_predicted:
-            args.objective = "sr"
-    args.head = OBJECTIVES[args.objective].head
+    objective = wish.objective
+    if objective is None:
+        objective = coder.masked_objective
+        if wish.head == "sr" and order and not coder.is_predicted:
+            objective = "sr"
+    head = OBJECTIVES[objective].head
+    return dict(emb=emb, split=split, order=order, objective=objective, head=head)
 
 
 def derive_settings(args, fixed):
     """Return sizes and rates that follow from other settings, a dict.
 
     Args:
-        args: Namespace, after choose_method.
+        args: Namespace, with the result of choose_method.
         fixed: dict, flags and what the checkpoint of --init_from decides.
     """
     derived = dict(warmup=min(args.warmup, args.steps // 10))
@@ -194,7 +202,7 @@ def derive_settings(args, fixed):
         derived["vocab"] = 1_000_000
     if args.split == "items":  # sets are short, and replace what the preset says of texts
         # lsh_pairs upper would give a pair one score, by the order of its items: sets have none
-        derived.update(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
+        derived.update(data=DATA_OF_SETS, vocab=None, length=32, lsh_pairs="all", short=0.0)
     if "width" in fixed:
         derived["ffn"] = 4 * args.width
     if HEADS[args.head].predicts_rows and args.lr_mlm is not None:
@@ -268,7 +276,7 @@ def name_output(args):
         parts.append(args.objective)
     if args.attn == "lsh":
         parts.append("lsh-attention")
-    if args.data != ("python" if args.order else "python-names"):
+    if args.data != (DEFAULTS["data"] if args.order else DATA_OF_SETS):
         parts.append(name_data(args.data))
     return os.path.join("out", "-".join(parts))
 
@@ -299,7 +307,7 @@ def build_parser(doc=""):
         usage="python pretrain.py [flags]        (--help explains them)",
         epilog="Sections of the papers: [HF] HashFormers, [SB] Superbloom, [CM] count-median "
         "sketch, [SV] hash embeddings, [BL] BERT-LSH, [BERT] BERT. Formats: docs/operations.md")
-    defaults = DEFAULTS | PRESETS["tiny"]
+    defaults = DEFAULTS | PRESETS[DEFAULTS["preset"]]
     positive = at_least(1)
     natural = at_least(0)
     rate = at_least(0, float)
@@ -341,7 +349,7 @@ def build_parser(doc=""):
     group = parser.add_argument_group("model: a post-LN transformer over embedded words [HF §4.2]")
     presets = [name for name in PRESETS if "steps" in PRESETS[name]]  # others: finetune.py
     add("--preset", "sizes and recipe of a paper, or ours for two cores: defaults of other flags. "
-        "This help shows those of tiny", presets)
+        f"This help shows those of {defaults['preset']}", presets)
     add("--emb", "how a word becomes a vector, a class of embeddings.py (default: the preset's, "
         "else proj, or bloom for item sets)", EMBEDDINGS)
     add("--layers", "encoder layers; 0 sees one word at a time", at_least(0, maximum=1_000))

@@ -48,6 +48,8 @@ class Log:
         self.ranks = ranks
         self.runtime = runtime
         self.last_shown = time.perf_counter()
+        self.clock = None  # the time and the step of restart_clock, which comes first
+        self.clock_step = None
 
     def show(self, text):
         """Print text. What ranks other than the first print goes nowhere, see pretrain.start."""
@@ -63,7 +65,7 @@ class Log:
         """Write a training step and its speed, and print a line every 30 seconds."""
         seconds = (time.perf_counter() - self.clock) / (step - self.clock_step)  # of a step
         words_per_s = self.words_per_step / seconds
-        numbers["words_per_s"] = words_per_s
+        numbers = numbers | dict(words_per_s=words_per_s)
         if self.runtime.device.type == "cuda":
             operations_per_s = words_per_s * count_operations(self.model) / self.ranks.world
             numbers |= measure_gpu(operations_per_s, self.runtime.dtype)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from data.sources import choose_columns
-from data.rows import list_names, peek_columns, read_rows, reader_options
+from data.rows import list_names, number_rows, peek_columns, read_rows, reader_options
 from support.common import InputError
 
 PART = 256  # records in memory at a time
@@ -124,12 +124,12 @@ def read_parts(args, predictor, read):
 
 def read_file(args, predictor):
     """Yield (row, record) for each row of --file."""
-    rows = read_rows(args.file, keep_damaged=True, **reader_options(args))
+    rows = number_rows(args.file, keep_damaged=True, **reader_options(args))
     columns, records = peek_columns(rows)
     names = choose_names(args, predictor, columns)
     print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)
     is_split_at_tabs = not predictor.config.order and has_tabs(args, names[0])
-    for record in records:
+    for _, record in records:
         if not record.keys().isdisjoint(OUTPUT):
             raise InputError(f"{args.file}: expected no column {', '.join(OUTPUT)}, as these are "
                              "added to each row.")

@@ -86,7 +86,7 @@ def describe_end(folder, run, result, baselines, has_ended):
         folder: str, --out.
         run: run.Run.
         result: dict, the last evaluation.
-        baselines: as Objective.expected_loss returns them.
+        baselines: num_classes and unigram_loss, as Objective.expected_loss returns them.
         has_ended: bool, whether it had ended before this process, which has saved nothing then.
     """
     if has_ended:

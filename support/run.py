@@ -107,8 +107,9 @@ class Run:
     def restore(self, saved, model, optimizer):
         """Go on where a checkpoint ends. saved: as load_saved returns it.
 
-        What --out has of later steps is dropped: they are taken again. For {} these are the log
-        and best.pt of a run that ended before its first ckpt.pt.
+        The log loses the rows of later steps, which are taken again. A best.pt of a later step
+        stays until they write it again. For {} both are of a run that ended before its first
+        ckpt.pt, and best.pt is removed.
         """
         if saved:
             self.step = saved["step"]
@@ -121,7 +122,10 @@ class Run:
             self.log.cut(saved.get("log_size", 0))
 
     def save(self, name, model, optimizer=None):
-        """Write a checkpoint of the run as it is now. One with the optimizer can be resumed."""
+        """Write a checkpoint of the run as it is now. One with the optimizer can be resumed.
+
+        The log does not count the time of it.
+        """
         if self.is_writer:
             state = dict(step=self.step, best=self.best, log_size=self.log.path.stat().st_size)
             if optimizer is not None:

@@ -76,7 +76,7 @@ def test_parse_number_gives_a_finite_number():
 def test_parse_rows_chooses_columns_by_name():
     """The original files and the hub name them differently. An empty cell is an empty text."""
     row = {"Quality": "1", "#1 ID": "7", "#2 String": "b", "#1 String": None}
-    assert parse_rows([row], TASKS["mrpc"], "here", parse_class) == [(("", "b"), "equivalent")]
+    assert parse_rows([(1, row)], TASKS["mrpc"], "here", parse_class) == [(("", "b"), "equivalent")]
 
 
 @pytest.mark.parametrize("cells, message", [
@@ -88,14 +88,14 @@ def test_parse_rows_chooses_columns_by_name():
 ])
 def test_parse_rows_refuses_other_rows(cells, message):
     with pytest.raises(InputError, match=message):
-        parse_rows(cells, TASKS["rte"], "here", parse_class)
+        parse_rows(list(enumerate(cells, 1)), TASKS["rte"], "here", parse_class)
 
 
 def test_column_under_both_of_its_names_is_refused():
     """The later one would win in silence."""
     row = dict(sentence1="a", sentence2="b", gold_label="neutral", label="entailment")
     with pytest.raises(InputError, match="both names of one"):
-        parse_rows([row], TASKS["mnli"], "here", parse_class)
+        parse_rows([(1, row)], TASKS["mnli"], "here", parse_class)
 
 
 # Metrics

@@ -70,6 +70,8 @@ def test_targets_of_hash_mlm_are_sketches(tmp_path, emb):
     tokenizer, _, targets = build(make_corpus(tmp_path), emb, "hash-mlm")
     expected = tokenizer.target_coder.codes(WORDS)
     assert np.array_equal(targets[FIRST_WORD_ID:], expected)
+    build(make_corpus(tmp_path), "median", "hash-mlm")  # has the same sketch
+    assert len(list(tmp_path.glob("codes-*.pt"))) == (1 if emb == "median" else 2)
 
 
 def test_targets_are_the_codes_of_digests_and_none_of_other_heads(tmp_path):

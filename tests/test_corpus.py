@@ -56,7 +56,6 @@ def test_error_in_a_worker_ends_the_preparation(write, load, monkeypatch):
     """Nobody waits for anybody, and the reader does not read to the end first."""
     jobs = iter([None] + [["a b"]] * 500)
     monkeypatch.setattr(Files, "jobs", lambda self: jobs)
-    monkeypatch.setattr(data.corpus, "num_cores", lambda: 2)
     with pytest.raises(TypeError):
         load(write("x.txt", "a b"))
     assert len(list(jobs)) > 400

@@ -12,7 +12,7 @@ import infer
 from data.coders import CODERS
 from embeddings import EMBEDDINGS
 from model import Config
-from support.flags import build_parser
+from support.flags import DEFAULTS, INHERITED, MAY_CHANGE, build_parser, list_conditional
 from tests.helpers import ROOT, run_main, run_script
 
 PARSERS = [build_parser, finetune.build_parser, infer.build_parser]
@@ -76,6 +76,25 @@ def test_field_of_config_has_a_flag_and_is_read():
     for embedding in EMBEDDINGS.values():
         used |= {*signature(embedding).parameters, *CODERS[embedding.code_format].list_fields()}
     assert names <= used
+
+
+def test_setting_of_pretraining_has_its_place():
+    """A new one, too: does --init_from take it along, may it change when a run resumes?"""
+    of_one_run = {
+        "init_from", "batch", "steps", "lr", "lr_mlm", "warmup", "schedule", "decay", "beta2",
+        "clip", "seed", "mask", "noise", "samples", "short"}
+    names = {action.dest for action in build_parser()._actions[1:]} | set(DEFAULTS)
+    of_model = {field.name for field in fields(Config)}
+    assert names - of_model - {*INHERITED, *MAY_CHANGE} == of_one_run
+    assert not set(INHERITED) & set(MAY_CHANGE)
+
+
+def test_flag_of_hashes_is_refused_where_it_has_no_effect():
+    """By the fields of a code format, or FLAGS_OF_PART; --coherent has a check of its own."""
+    for group in build_parser()._action_groups:
+        if group.title.startswith(("hashes", "Bloom")):
+            flags = {action.dest for action in group._group_actions}
+            assert flags and flags - list_conditional() <= {"coherent"}
 
 
 def test_importing_does_nothing():

@@ -5,7 +5,8 @@ import json
 import datasets
 import pytest
 
-from data.rows import read_rows
+from data import rows as reader
+from data.rows import number_rows, read_rows
 from data.splitters import clean_name
 from support.common import InputError
 from tests.helpers import list_pages
@@ -149,6 +150,22 @@ def test_header_again_keeps_its_number_among_the_rows(write, capsys):
     assert rows[101] == {}
     assert rows[102] == dict(text="b", n="2")
     assert capsys.readouterr().err == ""
+
+
+def test_number_of_a_row_counts_rows_that_are_left_out(write, load):
+    """Messages name the row that the user finds there; an empty line is no row."""
+    body = "1,x\n" * 100 + "short\n1,y\n" + "\nPAGE,item\n" + ",z\n"
+    path = write("a.csv", f"page,item\n{body}")
+    assert [number for number, _ in number_rows(path)] == [*range(1, 101), 104]
+    with pytest.raises(InputError, match="row 104: expected names"):
+        load(path, "items", field="page,item")
+
+
+def test_ending_without_a_reader_is_refused(write, monkeypatch):
+    """Else its bytes would be read as a table."""
+    monkeypatch.setattr(reader, "ENDINGS", (".xlsx",))
+    with pytest.raises(InputError, match="could not be read as .xlsx.*NotImplementedError"):
+        list(read_rows(write("a.xlsx", "a,b\n1,2\n")))
 
 
 def test_row_of_one_column_that_is_equal_to_the_first_one_is_asked_about(write):

@@ -219,6 +219,7 @@ def test_page_of_two_files_is_one_set(write, load, tmp_path):
     # an item without a page
     ("e.csv", "page,item\n1,x\n,y\n", "page,item", "row 2: expected names"),
     ("i.jsonl", '{"l": ["a"]}\n{"l": 0}\n', None, "row 2: expected in all rows"),
+    ("j.jsonl", '{"mask": [true, false]}\n', None, "row 1: expected in all rows"),
     ("f.jsonl", '{"p": 1, "l": [2]}\n', "p,l", "row 1: expected .* of a set and an item"),
 ])
 def test_item_sets_without_a_clear_column_are_refused(name, content, field, message, write, load):
@@ -247,6 +248,12 @@ def test_names_that_a_user_types_are_those_of_the_corpus():
 
 
 # The installed Python
+
+
+@pytest.mark.parametrize("name", ["python", "stdlib"])
+def test_docstrings_are_no_item_sets(name, load):
+    with pytest.raises(InputError, match=f"--split items: requires item sets, got {name}"):
+        load(name, "items")
 
 
 def test_python_texts_are_docstrings_and_topics(write):

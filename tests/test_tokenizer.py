@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from bloom import BloomMap
+from data.coders import BitCoder
 from data.splitters import BPE, SPLITS, ItemNames, Phrases, SpacedWords, Words, match_longest
 from data.squad import sliding_windows
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
+from support.common import InputError
 from tests.helpers import make_words
 from tokenizer import CLS, FIRST_WORD_ID, SEP, HashTokenizer, build_inputs, make_tokenizer
 
@@ -82,7 +84,7 @@ def test_bpe_cuts_words_of_more_than_1000_letters():
 def test_library_of_bpe_that_is_missing_is_named(monkeypatch):
     """test_infer.py tests that infer.py starts without it."""
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if it were not installed
-    with pytest.raises(ValueError, match="requires the package tokenizers, not found"):
+    with pytest.raises(InputError, match="requires the package tokenizers, not found"):
         BPE.train(["a text"])
 
 
@@ -260,7 +262,9 @@ def test_digest_codes_count_in_the_block_of_their_map():
     assert (codes[FIRST_WORD_ID:] == bloom_map.digest).all()
     some = codes[tokenizer.ids([words[4], "?"])]
     assert some.tolist() == [bloom_map.digest[4].tolist(), [11, 11]]  # UNK
-    assert (reload(tokenizer, DIGEST).codes() == codes).all()
+    copied = reload(tokenizer, DIGEST)
+    assert (copied.codes() == codes).all()
+    assert copied.target_coder is copied.coder  # hash-mlm predicts the digests themselves
 
 
 @pytest.mark.parametrize("hash_name", ["md5", None])
@@ -290,10 +294,13 @@ def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
 
 @pytest.mark.parametrize("call, error, message", [
     # the IDs of all words after the second "cat" would be those of their neighbors
-    (lambda: make_tokenizer(ROW, vocabulary=["cat", "cat", "dog"]), AssertionError,
+    (lambda: make_tokenizer(ROW, vocabulary=["cat", "cat", "dog"]), ValueError,
      "vocabulary: expected each word once"),
-    (lambda: make_tokenizer(DIGEST, vocabulary=["cat"], bloom_map=BloomMap(23, 3)), AssertionError,
-     "bloom_map: not that of"),
+    (lambda: make_tokenizer(DIGEST, vocabulary=["cat"], bloom_map=BloomMap(23, 3)), ValueError,
+     "bloom_map: expected that of 1 words, got one of 23 items"),
+    (lambda: make_tokenizer(BITS), ValueError, "hash: expected a part"),
+    (lambda: BitCoder(bits=8), ValueError, "hash: expected a part"),
+    (lambda: make_tokenizer(ROW), ValueError, "vocabulary: expected a part"),
     (lambda: make_tokenizer(SKETCH).ids("play"), ValueError, "words: expected a list of str"),
     (lambda: sliding_windows(np.arange(5), np.arange(9), 7), ValueError,
      "length: expected 8 or more"),
@@ -311,8 +318,12 @@ def test_silently_wrong_arguments_are_refused(call, error, message):
     (BITS, dict(split="item"), "split: expected one of .*, got 'item'"),
     (BITS, dict(split="bpe", subwords='{"model":'), "pieces of BPE: could not be read"),
     (BITS, dict(split="bpe"), "pieces of BPE: could not be read"),
+    *[(BITS, dict(split="phrases", subwords=subwords), "phrases: could not be read")
+      for subwords in (None, "{", "[]", '{"phrases": []}', '{"phrases": null, "bpe": "{}"}')],
     (DIGEST, dict(vocabulary=[], bloom_map=dict(n_items=23)),
      "Bloom map: expected .*, got n_items"),
+    (DIGEST, dict(vocabulary=["cat"], bloom_map=BloomMap(23, 3).state()), "bloom_map: expected"),
+    (ROW, dict(vocabulary=["cat", "cat"]), "vocabulary: expected each word once"),
     (BITS, "split", "split: expected one of .*, got None"),
     (BITS, "hash_name", "hash: expected one of .*, got None"),
     (BITS, "hash", "tokenizer: expected hash, got "),
