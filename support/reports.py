@@ -79,7 +79,7 @@ def describe_interruption(step, folder):
             "resume: on a CPU bit for bit, with the same ranks, threads and --micro.")
 
 
-def describe_end(folder, run, result, baselines, has_ended):
+def describe_end(folder, run, result, baselines, had_ended):
     """Return how a run has ended, with a warning if it has learned nothing.
 
     Args:
@@ -87,9 +87,9 @@ def describe_end(folder, run, result, baselines, has_ended):
         run: run.Run.
         result: dict, the last evaluation.
         baselines: num_classes and unigram_loss, as Objective.expected_loss returns them.
-        has_ended: bool, whether it had ended before this process, which has saved nothing then.
+        had_ended: bool, whether it had ended before this process, which has saved nothing then.
     """
-    if has_ended:
+    if had_ended:
         text = f"This run has ended. Step {run.step:,}: {describe_result(result)}"
     else:
         text = f"Saved {folder}/ckpt.pt, and the lowest loss in best.pt: eval_loss {run.best:.3f}"
