@@ -59,7 +59,8 @@ from support.run import NEAR_WORDS
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
 
 # What other files use: bench/misspell.py evaluate, train, encode_splits, BagOfWords, both recipes;
-# baselines/canine.py list_seeds, encode_splits, choose_recipe, train_and_score; bench/ main.
+# baselines/canine.py list_seeds, encode_splits, choose_recipe, train_and_score; bench/ main and
+# build_parser.
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak

@@ -76,7 +76,7 @@ def print_texts(predictor, rows, k):
     examples = read_all(predictor.read, rows)
     for example, result in zip(examples, predictor.readout.predict(examples, k)):
         predictor.readout.print_result(example.row, result, k)
-        for note in predictor.list_notes(example):
+        for note in predictor.list_example_notes(example):
             print(f"note: {note}")
 
 
@@ -361,9 +361,8 @@ class Predictor:
     results, or takes one row and returns its result alone. A list is always several rows.
 
     The head of the model decides which of detect, fill_mask, predict_missing, classify and answer
-    it has; predict calls that one. Every model has embed and neighbors. list_notes(read(row))
-    says which items of a row the model does not know, and what it cuts off. Threads may share a
-    Predictor.
+    it has; predict calls that one. Every model has embed and neighbors. list_notes(row) says which
+    items of a row the model does not know, and what it cuts off. Threads may share a Predictor.
 
     Args:
         path: str, a checkpoint or its folder.
@@ -466,8 +465,13 @@ class Predictor:
                              f"{its_method} (head {self.config.head}).")
         return self.predict(rows, k)
 
-    def list_notes(self, example):
-        """Return what a user has to know about how the row of an Example was read, list[str]."""
+    def list_notes(self, row):
+        """Return what a user has to know about how a row is read, list[str]."""
+        [example] = read_all(self.read, [row])
+        return self.list_example_notes(example)
+
+    def list_example_notes(self, example):
+        """Return the list_notes of the row of an Example."""
         notes = self.reader.list_notes(example)
         if example.num_cut > 0 and not self.readout.reads_windows:
             notes.append(f"cut to {self.config.length} positions")

@@ -29,8 +29,8 @@ checkpoints (support/run.py), log.jsonl (support/log.py), what is printed (suppo
 """
 
 import contextlib
+import io
 import math
-import os
 import signal
 import sys
 
@@ -267,9 +267,9 @@ def evaluate(model, objective, held_out, ranks, runtime):
 
 def start(argv):
     """Read the flags, hold --out, and pre-train; return the last evaluation."""
-    with Ranks() as ranks, open(os.devnull, "w") as nowhere:
-        output = sys.stdout if ranks.is_first else nowhere
-        with contextlib.redirect_stdout(output):  # one rank prints
+    with Ranks() as ranks:
+        output = sys.stdout if ranks.is_first else io.StringIO()  # one rank prints
+        with contextlib.redirect_stdout(output):
             args, initial = parse_flags(argv, __doc__)
             with lock_output(args.out, ranks.rank):  # another run may save its checkpoint there
                 return pretrain(args, initial, ranks)

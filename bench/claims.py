@@ -215,7 +215,7 @@ def compare(claim, here, control):
 
         runs    s² / n on each side, s² being pooled over all variants of the tables (pool_variance)
         rows    where both kept a number for each scored row, the same rows: the variance of the
-                differences of a row, over the number of rows. Else the sampling error of either
+                differences of a row, over the number of rows. Else the sampling error of each
                 side, as if they scored different rows, which is too large
 
     The degrees of freedom are those of Satterthwaite.
@@ -272,8 +272,13 @@ def list_row_parts(claim, here, control):
         return [(differences.var(ddof=1) / n, n - 1)]
     parts = []
     for value, factor in ((here, 1), (control, share)):
-        if value["row_variance"] > 0:
-            parts.append((factor**2 * value["row_variance"], value["n"] - 1))
+        n = value["n"]
+        row_variance = value["row_variance"]
+        if value["rows"] is not None:  # those of the other side were not kept
+            n = len(value["rows"])
+            row_variance = value["rows"].var(ddof=1) / n
+        if row_variance > 0:
+            parts.append((factor**2 * row_variance, n - 1))
     return parts
 
 

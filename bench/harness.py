@@ -95,11 +95,12 @@ def print_table(measure, columns, args, command):
         raise InputError(f"--json: expected a file in a folder that exists, got {args.json}.")
     result = dict(
         bench=args.name, columns=columns, machine=describe_machine(), command=command, rows=[])
-    for row in measure(args):
-        print(row, file=sys.stderr)  # progress: stdout has the table
-        result["rows"].append(row)
-        if args.json:  # after each row: what is measured stays if the next one fails
-            write_json(args.json, result)
+    with contextlib.redirect_stdout(sys.stderr):  # progress: stdout has the table
+        for row in measure(args):
+            print(row)
+            result["rows"].append(row)
+            if args.json:  # after each row: what is measured stays if the next one fails
+                write_json(args.json, result)
     print(f"\n{markdown(result['rows'], columns)}\n{caption(result)}")
 
 

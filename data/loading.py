@@ -54,8 +54,9 @@ def load_data(args, initial, show_control):
         show_control: bool, print what a model of item sets has to beat.
     """
     # Words, and what maps them to codes
-    folder = prepare(args.data, args.split, args.cache, max_subwords=args.vocab,
-                     field=args.field, **reader_options(args))
+    with blame():  # without the package tokenizers there are no pieces
+        folder = prepare(args.data, args.split, args.cache, max_subwords=args.vocab,
+                         field=args.field, **reader_options(args))
     corpus = Corpus(folder)
     config = Config.choose(vars(args))
     if initial is None:

@@ -27,7 +27,6 @@ import unicodedata
 from collections import Counter
 
 from hashing import INVISIBLE, list_words, split_words
-from support.common import InputError
 
 
 class Splitter:
@@ -271,7 +270,7 @@ def import_tokenizers():
     try:
         import tokenizers
     except ImportError as error:
-        raise InputError("--split bpe, phrases: requires the package tokenizers, not found. "
+        raise ValueError("--split bpe, phrases: requires the package tokenizers, not found. "
                          "Install it, or use --split regex.") from error
     return tokenizers
 

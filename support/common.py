@@ -76,7 +76,7 @@ def run_script(name, function, *args):
         reason = " ".join(str(error).split())  # one line
         if not reason:  # a MemoryError has no text
             reason = type(error).__name__
-        if isinstance(error, OSError) and error.filename is not None:
+        if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
             reason = f"{error.filename}: {error.strerror}"
         print(f"{name}: {reason}", file=sys.stderr)
         raise SystemExit(2)

@@ -37,7 +37,7 @@ def write_rows(args, predictor):
         for records, examples, errors in itertools.chain([first], parts):
             results = predictor.readout.predict(list(examples.values()), args.top_k)
             for (place, example), result in zip(examples.items(), results):
-                records[place]["notes"] = predictor.list_notes(example)
+                records[place]["notes"] = predictor.list_example_notes(example)
                 records[place]["prediction"] = result
             for place, record in enumerate(records):
                 num_rows += 1

@@ -124,6 +124,12 @@ def fork_script(words, env, folder):
     runpy.run_path(words[0], run_name="__main__")
 
 
+def torchrun(num_processes, *command, **env):
+    """Run a script under torchrun on this machine; flags of torchrun may come before its path."""
+    options = ["--standalone", f"--nproc_per_node={num_processes}"]
+    return run_script("-m", "torch.distributed.run", *options, *command, **env)
+
+
 def run_ranks(*commands, code=0, **env):
     """Run scripts at the same time, as the ranks of one group; return what each printed.
 

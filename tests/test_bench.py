@@ -407,3 +407,9 @@ def test_figures_are_those_of_assets(tmp_path, monkeypatch):
     figures.main(["figures"])
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {path.name for path in (ROOT / "assets").iterdir()}
+
+
+def test_erratum_retention_of_1k_rows_does_not_drop_20_percent():
+    """[HF §5.2] prints "20%~26%" for the drop from 50K rows, of averages of [HF Table 2]."""
+    assert 100.5 - 84.0 == pytest.approx(16.5)  # MD5
+    assert 95.6 - 80.8 == pytest.approx(14.8)  # LSH

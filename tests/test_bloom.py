@@ -197,7 +197,6 @@ def test_beam_search_certifies_only_the_best_items(score, has_prior):
     assert num_partial > 300
 
 
-
 # Logits
 
 

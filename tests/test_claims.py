@@ -184,6 +184,14 @@ def test_rows_that_were_not_kept_count_as_different_ones():
     assert limit == pytest.approx(claims.find_quantile(freedom) * math.sqrt(total), rel=1e-4)
 
 
+def test_rows_of_one_side_alone_count_as_different_ones():
+    claim = dict(here=["sst2", "proj, lsh", "sst2"], control=["twins", "dense", "sst2"], n=872)
+    here, control = claims.read_sides(claim)
+    parts = claims.list_row_parts(claim, here, control)
+    assert parts == [(pytest.approx(statistics.variance(here["rows"]) / 872), 871),
+                     (control["row_variance"], 871)]
+
+
 def test_error_of_a_correlation():
     claim = dict(n=1500, is_correlation=True)
     cell = claims.read_cell(["glue", "proj, lsh", "stsb"], claim)

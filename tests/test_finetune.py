@@ -22,7 +22,7 @@ from data.tasks import Task
 from infer import Predictor
 from model import Config, Model
 from support.common import Runtime, load_checkpoint, lock_output
-from support.results import Outcome, Result, explain_missed, read_result
+from support.results import Outcome, Result, read_result
 from tests.pretend_gpu import pretend_gpu
 from tests.helpers import assert_refused, equal_weights, make_words, run_main, run_ranks
 from tests.helpers import write_table
@@ -172,14 +172,24 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     assert (tmp_path / "stsb.pt").read_text() == "0"  # dev rows, on which 1 is better, choose none
 
 
-@pytest.mark.parametrize("num_train, num_scored, reason", [
-    (0, 1, "no rows to train on"),
-    (9, 0, "no rows to score"),
-    (9, 1, "never predicted rightly"),
-])
-def test_class_is_said_to_be_missed_only_where_it_could_be_found(num_train, num_scored, reason):
-    summary = dict(train_rows_per_label=dict(rare=num_train), rows_per_label=dict(rare=num_scored))
-    assert explain_missed(summary, "rare") == reason
+def test_class_without_rows_is_said_to_be_one(tune, sr_run, tmp_path):
+    """Law: a class is said to be missed only where it has rows to train on and rows to score."""
+    rng = random.Random(6)
+    train = [("text", "label")]
+    for label in ["usual", "usual", "usual", "unscored"] * 30:
+        train.append((sentence(rng), label))
+    train += [("zebra quagga", "rare"), ("zebra zebra", "rare")]  # none is among those of --limit
+    dev = [("text", "label"), ("zebra quagga", "rare"), *[(sentence(rng), "usual")] * 20]
+    files = ["--train", write_table(tmp_path / "train.tsv", train),
+             "--dev", write_table(tmp_path / "dev.tsv", dev)]
+    few = "--limit 8 --select 0 --epochs 1 --seeds 1".split()
+
+    done = run_main(
+        finetune.main, "--ckpt", sr_run, *QUICK, *files, *few, "--out", tmp_path / "out")
+
+    assert "warning: own: no rows to train on: rare." in done.out
+    assert "warning: own: no rows to score: unscored." in done.out
+    assert "never predicted" not in done.out
 
 
 # Rows that choose, rows that are scored

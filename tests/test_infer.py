@@ -296,7 +296,7 @@ def test_words_of_a_model_in_half_precision_are_compared_in_float32(paths):
 ])
 def test_notes_say_how_a_row_is_read(untrained, name, row, notes):
     p = untrained[name]
-    assert p.list_notes(p.read(row)) == notes
+    assert p.list_notes(row) == notes
 
 
 def test_truncated_text_is_judged_as_its_start(paths, untrained):
@@ -485,7 +485,7 @@ def test_jsonl_is_utf8_with_plain_line_ends_on_every_system(paths, tmp_path):
     texts = [json.loads(line)["text"] for line in content.splitlines()]
     assert texts == ["the café", "a \ud83d cat"]
     flags = ["--ckpt", paths["detect"], "--file", tmp_path / "missing.txt", "--jsonl", out]
-    assert_refused(infer.main, flags, f"infer.py: {tmp_path}/missing.txt: No such file")
+    assert_refused(infer.main, flags, f"infer.py: {tmp_path / 'missing.txt'}: No such file")
     assert out.read_bytes().decode("utf-8") == content  # the earlier file is still there
 
 

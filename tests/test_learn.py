@@ -339,3 +339,11 @@ def test_quiz_tells_right_from_wrong(capsys):
     assert lines[0].startswith(" 1 wrong, it is False. ")
     assert lines[1].startswith(" 2 right, True. ")
     assert lines[2] == "quiz: 1 of 14 right, 12 not yet"
+
+
+def test_quiz_has_a_reason_for_each_statement():
+    """About as many are true as are false, and their numbers are in order."""
+    source = SOURCES[CODE[-1]]
+    numbers = re.findall(r"^    \.\.\.,  # (\d+) ", source, re.M)
+    assert numbers == [str(i) for i in range(1, len(QUIZ) + 1)]
+    assert sum(truth for truth, _ in QUIZ) == 7

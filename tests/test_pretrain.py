@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -27,9 +28,10 @@ from objectives import IGNORE_INDEX, OBJECTIVES, make_batch
 from support import plot
 from support.common import Ranks, load_checkpoint, lock_output, num_cores
 from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, choose_emb, equal_weights
-from tests.helpers import find_port, make_words, read_log, run_main, run_ranks, tiny_model
+from tests.helpers import find_port, make_words, read_log, run_main, run_ranks, torchrun
 
 SCRIPTS = ROOT / "tests" / "scripts"
+RESTARTS = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # for torchrun --max-restarts
 TWO_STEPS = "--steps 2 --warmup 0 --eval_every 2 --save_every 2 --micro 3 --dropout 0".split()
 
 
@@ -281,18 +283,13 @@ def test_hyperplanes_are_redrawn_only_by_flag(small, tmp_path, is_redrawn):
 
 
 def test_seed_decides_the_weights_and_each_step_has_its_own_draws(small, tmp_path):
-    """At a learning rate of 0 the weights are those of the start. Each rank drops out others."""
+    """At a learning rate of 0 the weights are those of the start."""
     seeds = []
     with register_optimizer_step_pre_hook(lambda *_: seeds.append(torch.initial_seed())):
         for seed in ("1", "2"):
             pretrain.main(small("--seed", seed, "--lr", "0", out=seed))
     assert len(set(seeds)) == 2 * 6  # steps
     assert not equal_weights(tmp_path / "1", tmp_path / "2")
-    of_ranks = []
-    for rank in (0, 1):
-        pretrain.seed_step(1, 0, rank, tiny_model())
-        of_ranks.append(torch.initial_seed())
-    assert of_ranks[0] != of_ranks[1]
 
 
 # Resuming
@@ -442,13 +439,38 @@ def test_checkpoint_without_an_optimizer_is_refused(small, tmp_path):
 # Ranks
 
 
-def test_rank_with_nothing_to_do_changes_nothing(small, tmp_path):
-    """Two held-out windows for three ranks; and with few masked positions some rank has none."""
-    flags = "--emb lookup --objective mlm --mask 0.004 --batch 3 --length 200".split() + TWO_STEPS
-    pretrain.main(small(*flags, out="one"))
-    run_ranks(*[["pretrain.py", *small(*flags, out="three")]] * 3)
-    for one, three in zip(read_log(tmp_path / "one"), read_log(tmp_path / "three"), strict=True):
-        assert one == pytest.approx(three, rel=1e-4, abs=1e-4)
+@pytest.mark.parametrize("ranks, flags", [
+    (2, "--micro 3"),
+    # two held-out windows for three ranks, and with few masked positions some rank has none
+    (3, "--emb lookup --objective mlm --mask 0.004 --batch 3 --length 200"),
+], ids=["sr", "idle"])
+def test_ranks_compute_the_gradients_of_one(small, tmp_path, monkeypatch, ranks, flags):
+    """Each rank draws a dropout of its own."""
+    flags = ["--dropout", "0", *flags.split()]
+    script = SCRIPTS / "save_gradients.py"
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "1")
+        patch.setenv("RANK", "0")
+        save = runpy.run_path(script)["main"]
+        save(tmp_path / "one-rank-", *small(*flags, out="a"))
+    run_ranks(*[[script, tmp_path / "rank-", *small(*flags, out="b")]] * ranks)
+
+    one = torch.load(tmp_path / "one-rank-0.pt")
+    several = [torch.load(tmp_path / f"rank-{rank}.pt") for rank in range(ranks)]
+    for rank in several:  # DDP gives every rank the mean
+        torch.testing.assert_close(rank["gradients"], one["gradients"], rtol=1e-5, atol=1e-6)
+    assert len({rank["seed"] for rank in several}) == ranks
+
+
+def test_lost_rank_is_replaced_and_changes_nothing(small, tmp_path):
+    """torchrun --max-restarts: one of two ranks is killed, and both resume from the checkpoint."""
+    flags = "--dropout 0.1 --steps 45 --save_every 10 --eval_every 45 --batch 6".split()
+    run_ranks(*[["pretrain.py", *small(*flags, out="whole")]] * 2)
+    script = ["--max-restarts=1", SCRIPTS / "end_rank.py", "SIGKILL", "32"]
+    done = torchrun(2, *script, *small(*flags, out="restarted"), **RESTARTS)
+    assert "Saved" in done.stdout
+    assert equal_weights(tmp_path / "whole", tmp_path / "restarted")
+    assert read_log(tmp_path / "whole") == read_log(tmp_path / "restarted")
 
 
 def test_two_ranks_compute_the_losses_of_one_for_each_kind(kinds, tmp_path):
@@ -484,6 +506,7 @@ def test_signal_to_one_rank_stops_all_and_changes_nothing(small, tmp_path):
     command = [SCRIPTS / "end_rank.py", "SIGTERM", "4", *flags]
     runs = run_ranks(command, command, code=128 + signal.SIGTERM)
     assert "Interrupted at step 4" in runs[0].out
+    assert runs[1].out == ""  # one rank prints
     run_ranks(*[["pretrain.py", *flags]] * 2)
     assert equal_weights(tmp_path / "whole", tmp_path / "stopped")
     assert read_log(tmp_path / "whole") == read_log(tmp_path / "stopped")

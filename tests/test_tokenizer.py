@@ -14,7 +14,6 @@ from data.coders import BitCoder
 from data.splitters import BPE, SPLITS, ItemNames, Phrases, SpacedWords, Words, match_longest
 from data.squad import sliding_windows
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
-from support.common import InputError
 from tests.helpers import make_words
 from tokenizer import CLS, FIRST_WORD_ID, SEP, HashTokenizer, build_inputs, make_tokenizer
 
@@ -84,7 +83,7 @@ def test_bpe_cuts_words_of_more_than_1000_letters():
 def test_library_of_bpe_that_is_missing_is_named(monkeypatch):
     """test_infer.py tests that infer.py starts without it."""
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if it were not installed
-    with pytest.raises(InputError, match="requires the package tokenizers, not found"):
+    with pytest.raises(ValueError, match="requires the package tokenizers, not found"):
         BPE.train(["a text"])
 
 

@@ -1,6 +1,6 @@
-"""Pre-train on several ranks, and send a signal to rank 1 in its n-th step.
+"""Pre-train on several ranks, and send a signal to rank 1 in its n-th step, unless restarted.
 
-    torchrun ... tests/scripts/end_rank.py SIGTERM 4 [flags of pretrain.py]
+    torchrun ... tests/scripts/end_rank.py SIGKILL 31 [flags of pretrain.py]
 """
 
 import os
@@ -20,7 +20,7 @@ def main(name, number, *flags):
         if len(steps) == int(number):
             os.kill(os.getpid(), getattr(signal, name))
 
-    if os.environ["RANK"] == "1":
+    if os.environ["RANK"] == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         register_optimizer_step_pre_hook(end)
     pretrain.main(flags)
 
