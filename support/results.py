@@ -213,7 +213,9 @@ def print_summary(name, summary):
     if summary["bag_of_words"] is not None:
         bag = format_mean(summary["bag_of_words"], summary["bag_of_words_std"])
         note = ""
-        if summary["over_bag"] <= 2 * summary["over_bag_error"]:  # also where both are 0
+        if summary["over_bag"] < -2 * summary["over_bag_error"]:
+            note = ": worse than a bag of words"
+        elif summary["over_bag"] <= 2 * summary["over_bag_error"]:  # also where both are 0
             note = ": not shown to be better than a bag of words"
         print(f"{name}: bag of words {bag}, difference {summary['over_bag']:+.2f} ± "
               f"{summary['over_bag_error']:.2f}, its standard error over rows and seeds{note}")

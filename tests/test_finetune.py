@@ -22,7 +22,7 @@ from data.tasks import Task
 from infer import Predictor
 from model import Config, Model
 from support.common import Runtime, load_checkpoint, lock_output
-from support.results import Outcome, Result, read_result
+from support.results import Outcome, Result, print_summary, read_result
 from tests.pretend_gpu import pretend_gpu
 from tests.helpers import assert_refused, equal_weights, make_words, run_main, run_ranks
 from tests.helpers import write_table
@@ -146,6 +146,21 @@ def test_predictions_reproduce_the_scores(long_control, tune, own, tmp_path):
     assert row["std"] == pytest.approx(np.std(values, ddof=1))
     assert row["bag_of_words"] == pytest.approx(np.mean(bag_values))
     assert row["over_bag"] == pytest.approx(np.mean(values) - np.mean(bag_values))
+
+
+@pytest.mark.parametrize("difference, note", [
+    (-20.1, ": worse than a bag of words"),
+    (-1.2, ": not shown to be better than a bag of words"),
+    (1.4, ": not shown to be better than a bag of words"),  # exactly two standard errors
+    (1.5, ""),
+])
+def test_summary_says_how_a_model_compares_with_a_bag_of_words(difference, note, capsys):
+    print_summary("own", dict(
+        f1_per_label={}, size=dict(total=9, poep=0.5), metric="accuracy", mean=50.0, std=1.0,
+        last=50.0, majority=40.0, bag_of_words=50.0, bag_of_words_std=1.0, over_bag=difference,
+        over_bag_error=0.7))
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.endswith(f"{difference:+.2f} ± 0.70, its standard error over rows and seeds{note}")
 
 
 def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
