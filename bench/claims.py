@@ -148,8 +148,10 @@ def list_front_cells(paper, claim):
     side, rival = claim["sides"]
     is_better = (difference > 0) == (claim.get("rule", "higher") == "higher")
     verdict = f"{'better' if is_better else 'worse'} by {abs(gap):.{digits}f} ± {error:.{digits}f}"
-    kind, _ = judge(claim, here, control)
-    if kind == "not decided":
+    kind, words = judge(claim, here, control)
+    if kind == "equal":
+        verdict = f"{words} ({verdict})"
+    elif kind in ("not decided", "excluded"):
         verdict = f"undecided ({verdict})"
     return dict(method=f"**{paper}**, {side}", rival=rival, saves=claim.get("saves"),
                 measured=claim["measured"], verdict=verdict,

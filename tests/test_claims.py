@@ -225,7 +225,7 @@ def test_readme_says_what_its_main_claims_are():
     for listed in read_json(ROOT / "docs/claims.json").values():
         rows += [claim for claim in listed if "sides" in claim]
     text = (ROOT / "README.md").read_text()
-    assert len(rows) == 11
+    assert len(rows) == 12
     assert all(claim.get("rule", "higher") in ("higher", "lower") for claim in rows)
     # what it says beside its tables
     table = find_claim("α 4 (widths 256, 168), each item asked for in turn")
@@ -255,6 +255,8 @@ def test_readme_says_what_its_main_claims_are():
      ("76.4", "82.2", "better by 5.8 ± 2.3")),
     (make_value(14.943), make_value(13.764, 1.0, name="b"), {},
      ("14.94", "13.76", "undecided (better by 1.18 ± 2.27)")),
+    (make_value(14.943), make_value(13.764, 1.0, name="b"), dict(delta=4),
+     ("14.94", "13.76", "equal within 4 (better by 1.18 ± 2.27)")),
     (make_value(0.035, 0.001), make_value(0.114, 0.001, name="b"), dict(whole=1),
      ("3.5", "11.4", "worse by 7.9 ± 0.2")),
 ])
@@ -290,10 +292,16 @@ def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
     difference, limit, _ = claims.compare(claim, *claims.read_sides(claim))
     assert f"the full softmax leads by {difference:.1f} points" in page
     assert limit - difference > 0 and difference + limit < claim["delta"] == 2
-    claim = find_claim("random walks without training, α 4")
+    claim = find_claim("random walks without training, α 4, each item")
     difference, limit, _ = claims.compare(claim, *claims.read_sides(claim))
     interval = f"{difference - limit:.1f} to {difference + limit:.1f}"
     assert f"lead by {difference:.1f} points ({interval})" in page
+    names = find_claim("walks without training, α 4, names of Python")
+    difference, limit, _ = claims.compare(names, *claims.read_sides(names))
+    assert f"two hash tokens of α 4 lead by {difference:.1f} ± {limit:.1f} points" in page
+    assert claims.judge(names, *claims.read_sides(names)) == ("equal", "equal within 1")
+    sizes = read_table_rows("walks-names", name="neighbors: random walks")["sizes"].split()
+    assert f"{sum(map(int, sizes)):,} predictions, settings" in page
     claim = find_claim("six layers rank higher than one wide")
     difference, _, _ = claims.compare(claim, *claims.read_sides(claim))
     lead, low, high = claims.find_lead(claim)
