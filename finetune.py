@@ -462,7 +462,7 @@ def finetune(args, ranks):
         if ranks.is_first:
             write_json(Path(args.out, "settings.json"), settings)
             for name, value in settings.items():
-                if value not in (None, False):  # settings.json has all
+                if value is not None and value is not False:  # settings.json has all
                     print(f"{name}: {value}")
         jobs = share_jobs(args, rows, ranks)  # those of this rank
         ranks.wait()  # no job starts before rank 0 holds --out, none ends before all have listed

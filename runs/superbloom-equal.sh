@@ -43,7 +43,7 @@ python -m bench.draws recall --runs 'out/sets-t*' --data simplewiki.jsonl.gz \
     --known results/equal.json --json results/equal.json
 python -m bench.draws recall --runs 'out/sets-sampled-*' --data simplewiki.jsonl.gz \
     --known results/sampled-turns.json --json results/sampled-turns.json
-python -m bench.draws recall --runs 'out/names-*' --data python-names \
+python -m bench.draws recall --runs 'out/names-tokens-*' --data python-names \
     --known results/names.json --json results/names.json
 python -m bench.draws neighbors --data simplewiki.jsonl.gz --json results/walks.json
 python -m bench.draws neighbors --data python-names --items 20000 --json results/walks-names.json

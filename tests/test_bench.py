@@ -411,5 +411,5 @@ def test_figures_are_those_of_assets(tmp_path, monkeypatch):
 
 def test_erratum_retention_of_1k_rows_does_not_drop_20_percent():
     """[HF §5.2] prints "20%~26%" for the drop from 50K rows, of averages of [HF Table 2]."""
-    assert 100.5 - 84.0 == pytest.approx(16.5)  # MD5
-    assert 95.6 - 80.8 == pytest.approx(14.8)  # LSH
+    page = (harness.ROOT / "docs/hashformers.md").read_text()
+    assert f"Table 2 gives {100.5 - 84.0:.1f} and {95.6 - 80.8:.1f} points" in page  # MD5, LSH

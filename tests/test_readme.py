@@ -163,8 +163,11 @@ def test_tables_follow_results():
 
 
 def test_errata_of_bert_lsh_follow_from_its_printed_numbers():
-    # [BL §3.3]: "7 % lower" is six of the 872 sentences of SST-2's dev set
+    page = PAGES["docs/bert-lsh.md"]
+    # [BL §3.3]: "7 % lower" is so many of the 872 sentences of SST-2's dev set
     assert round(872 * 0.7672) - round(872 * 0.7603) == 6
+    assert "0.7672 against 0.7603: six sentences of 872" in page
     # [BL Table 4]: v1.1 has 10,570 dev questions, v2 has 11,873
+    assert "2.90 s × 3,646.85 samples per s and 28.80 s × 366.97 per s are both its 10,570" in page
     for seconds, samples_per_second in [(2.90, 3_646.85), (28.80, 366.97)]:
         assert seconds * samples_per_second == pytest.approx(10_570, abs=10)
