@@ -145,14 +145,16 @@ def list_front_cells(paper, claim):
         own, other, gap, error = [round(number, digits) for number in numbers]
         if round(own - other, digits) == gap and error > 0:
             break
-    side, rival = claim["sides"]
-    is_better = (difference > 0) == (claim.get("rule", "higher") == "higher")
-    verdict = f"{'better' if is_better else 'worse'} by {abs(gap):.{digits}f} ± {error:.{digits}f}"
+    is_higher = difference > 0
+    wants_higher = claim.get("rule", "higher") == "higher"
+    word = "better" if is_higher == wants_higher else "worse"
+    verdict = f"{word} by {abs(gap):.{digits}f} ± {error:.{digits}f}"
     kind, words = judge(claim, here, control)
     if kind == "equal":
         verdict = f"{words} ({verdict})"
     elif kind in ("not decided", "excluded"):
         verdict = f"undecided ({verdict})"
+    side, rival = claim["sides"]
     return dict(method=f"**{paper}**, {side}", rival=rival, saves=claim.get("saves"),
                 measured=claim["measured"], verdict=verdict,
                 score=f"{own:.{digits}f}", other=f"{other:.{digits}f}")

@@ -240,6 +240,9 @@ def test_readme_says_what_its_main_claims_are():
     ):
         sizes = [read_table_rows(file, name=name)["parameters"] for file, name in (own, other)]
         assert f"{100 * (1 - sizes[0] / sizes[1]):.0f} % of the parameters" in text
+    proj, emb = [read_table_rows("sst2", name=name) for name in ("proj, lsh", "emb 1K, lsh")]
+    tables = [row["parameters"] * row["poep"] for row in (emb, proj)]  # of the embeddings
+    assert f"hash buckets, {tables[0] / tables[1]:.0f} times as large" in text
     speed = read_table_rows("attention", L=1024)["ratio"]
     assert 1.8 < speed < 2.2  # half of the time
     english = read_table_rows("english", name="english-detect.pt, sst2")
@@ -308,6 +311,11 @@ def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
     assert f"Six layers beat it by {difference:.1f} points of rec@1**, {lead:.0f} %" in page
     assert f"interval of {low:.0f} to {high:.0f} % (the paper has " in page
     assert f"{claims.find_claimed_lead(claim):.0f} %): six runs a side" in page
+    sampled = find_claim("a table as wide with a sampled softmax")
+    difference, limit, _ = claims.compare(sampled, *claims.read_sides(sampled))
+    tables_page = " ".join((ROOT / "docs/tables.md").read_text().split())
+    words = f"lead the wider table by {difference:.1f} points ({difference - limit:.1f} to "
+    assert f"{words}{difference + limit:.1f}), with 62 % of its model's parameters" in tables_page
     for run in read_table_rows("layers", name="six")["runs"]:  # whole numbers of hits
         assert run["recall"] * 12_330 / 100 == pytest.approx(round(run["recall"] * 123.3), abs=1e-6)
     assert "12,330 predictions" in page
