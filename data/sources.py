@@ -410,14 +410,12 @@ def choose_columns(table, examples, is_sets, field=None, flag="--field"):
     if 1 <= len(names) <= most and set(names) <= set(examples):
         return names
     advice = f"{flag} NAME"
-    expected = f"column {field}"
-    if field is None:
-        expected = "one column of lists" if is_sets else "one column of text"
-    elif is_sets:
-        expected = f"columns {field}"
     if is_sets:
+        expected = "one column of lists" if field is None else f"columns {field}"
         advice += (", a .txt file with a set a line or, in training, --field SET,ITEM for rows of "
                    "set and item")
-    elif flag == "--field" and isinstance(examples.get("items"), list):
-        advice = "--preset superbloom-small for item sets"
+    else:
+        expected = "one column of text" if field is None else f"column {field}"
+        if flag == "--field" and isinstance(examples.get("items"), list):
+            advice = "--preset superbloom-small for item sets"
     raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {advice}.")
