@@ -19,6 +19,6 @@ pretrain() {  # attention and draw, flags
 # medians of three turns each (Intel Xeon with AMX, one thread, bfloat16)
 for draw in 0 1 2; do
     pretrain dense-$draw --attn full --steps 2500
-    pretrain lsh-$draw --lsh_bands 8 --lsh_pairs all --hash_seed $draw --steps 4650
+    pretrain lsh-$draw --lsh_bands 8 --lsh_pairs all --steps 4650
 done
 python -m bench.draws losses --runs 'out/time-*' --known results/time.json --json results/time.json

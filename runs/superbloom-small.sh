@@ -13,11 +13,12 @@ cd "$(dirname "$0")/.."
 python -m bench.superbloom sizes
 
 # names of Python, by beam width
-python pretrain.py --preset superbloom-small --coherent 1
+python pretrain.py --preset superbloom-small --alpha 25 --coherent 1
 python -m bench.superbloom beams --runs out/bloom-items
 
 # the items' prior, 20,000 names, 15 minutes
-python pretrain.py --preset superbloom-small --coherent 1 --width 128 --vocab 20000 --out out/names-0
+python pretrain.py --preset superbloom-small --alpha 25 --coherent 1 --width 128 --vocab 20000 \
+    --out out/names-0
 python -m bench.superbloom prior --runs out/names-0
 
 # maps, a table of equal size, a sampled softmax, and neighbors

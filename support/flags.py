@@ -50,7 +50,7 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} |
     preset="tiny",
     emb=None,
     alpha=None,
-    max_alpha=25,
+    max_alpha=4,
     coherent=0,
     # objective
     objective=None,

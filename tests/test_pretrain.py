@@ -401,22 +401,22 @@ def test_control_of_item_sets_is_printed_once(small):
 
 
 def test_alpha_fits_few_items_unless_it_is_given(small, tmp_path):
-    """Law: it is the largest that 120 items allow. Another alpha is that of another run."""
-    flags = small(data="sets")
+    """Law: it is the largest that 12 items allow. Another alpha is that of another run."""
+    flags = small("--vocab", 12, data="sets")
     place = flags.index("--alpha")
     del flags[place:place + 2]
 
     done = run_main(pretrain.main, *flags)
 
     alpha = load_checkpoint(str(tmp_path / "run"))["run"]["alpha"]
-    assert f"alpha: {alpha} items a token, as 120 are too few for 25" in done.out
+    assert f"alpha: {alpha} items a token, as 12 are too few for 4" in done.out
     assert infer.Predictor(str(tmp_path / "run")).readout.item_map.alpha == alpha
     with pytest.raises(ValueError):
-        BloomMap(120, alpha + 1)
+        BloomMap(12, alpha + 1)
     pretrain.main(flags)
     pretrain.main([*flags, "--alpha", str(alpha)])  # the same run
     assert_refused(pretrain.main, [*flags, "--alpha", alpha - 1], f"alpha was {alpha} and is")
-    assert_refused(pretrain.main, [*flags, "--alpha", alpha + 1], "--alpha for 120 items: alpha")
+    assert_refused(pretrain.main, [*flags, "--alpha", alpha + 1], "--alpha for 12 items: alpha")
 
 
 def test_resume_with_another_key_does_not_print_a_key(small, tmp_path):
