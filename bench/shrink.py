@@ -9,7 +9,7 @@ from support.common import load_checkpoint, make_parser, run_script
 
 NUM_WORDS = 5_000  # infer.py --near searches among them
 PARTS = ("format", "config", "model", "tokenizer", "run", "step", "words",
-         "kinds")  # older checkpoints lack kinds
+         "kinds", "item_counts")  # texts have no item_counts, and item sets no kinds
 
 
 def main(argv=None):

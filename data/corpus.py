@@ -318,7 +318,8 @@ class Corpus:
             self.ids = np.memmap(path / "ids.bin", self.meta["dtype"], "r")
             self.counts = np.load(path / "counts.npy")
             self.offsets = np.load(path / "offsets.npy")
-            text = (path / "words.txt").read_text("utf-8", "surrogatepass")
+            # read_text would turn a carriage return in a word into a line end
+            text = (path / "words.txt").read_bytes().decode("utf-8", "surrogatepass")
         self.words = text.split("\n")[:-1]
         state = dict(split=self.meta["split"])
         with blame(source):
