@@ -164,11 +164,7 @@ NEAR_BITS = 1_024  # more bits than a model reads: they find the word of a missp
 
 
 class WordHash:
-    """Base class of the hashes in HASHES. A subclass has these methods:
-
-        bits(words, T)     T bits of each word, uint8 (V, T) of 0 and 1
-        index(words, N)    a bucket of each word, int64 (V,) in 0 .. N-1
-        state()            dict of plain types: cls(**state) is the same hash
+    """Base class of the hashes in HASHES. A subclass has those methods that raise an error here.
 
     Attributes of a class:
         options: dict, from the name of an argument of fit to the flag of pretrain.py that sets it.
@@ -187,6 +183,18 @@ class WordHash:
     def fit(cls, counts, **options):
         """Return a hash for a corpus. counts: dict, word -> how often it occurs."""
         return cls(**options)
+
+    def bits(self, words, T):
+        """Return T bits of each word, uint8 (V, T) of 0 and 1."""
+        raise NotImplementedError
+
+    def index(self, words, N):
+        """Return a bucket of each word, int64 (V,) in 0 .. N-1."""
+        raise NotImplementedError
+
+    def state(self):
+        """Return a dict of plain types: cls(**state) is the same hash."""
+        raise NotImplementedError
 
     def knows(self, words):
         """Return bool (V,): whether the hash tells a word from all unknown words."""
