@@ -95,6 +95,10 @@ class Embedding(nn.Module):
         self.check_form(codes)  # subtle: some formulas would broadcast codes of another size
         return self.embed(codes)
 
+    def embed(self, codes):
+        """Return vectors (..., d), or (..., m, d), of codes (..., C), which are integers."""
+        raise NotImplementedError
+
     def check_form(self, codes):
         """Raise a ValueError unless codes are integers (..., C)."""
         num_codes = len(self.code_limits)  # C
@@ -394,6 +398,10 @@ class SketchEmbedding(Embedding):
         """Return what becomes of the k rows of each word: codes (..., k) to (..., d)."""
         rows = gather_rows(codes, self.weight)  # (..., k, d)
         return self.aggregate(rows)
+
+    def aggregate(self, rows):
+        """Return vectors (..., d) of rows (..., k, d)."""
+        raise NotImplementedError
 
 
 class MedianEmbedding(SketchEmbedding):

@@ -47,7 +47,7 @@ from data.batches import length_batches, pad_batch
 from data.classification import Examples
 from data.codes import report_unknown
 from data.tasks import TASKS, list_tasks, read_task
-from hashing import NgramLSH, list_words
+from hashing import NgramLSH
 from model import PRESETS, STEP_STRIDE, Config, Model, load_model
 from support.common import InputError, Ranks, autocast, blame, find_checkpoint, fingerprint
 from support.common import load_checkpoint, lock_output, make_parser, quote_command
@@ -57,6 +57,7 @@ from support.results import RESULTS_FORMAT, Outcome, Result, check_out, job_path
 from support.results import model_path, read_result, summarize, write_results
 from support.run import NEAR_WORDS
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
+from words import list_words
 
 # What other files use: bench/misspell.py evaluate, train, encode_splits, BagOfWords, both recipes;
 # baselines/canine.py list_seeds, encode_splits, choose_recipe, train_and_score; bench/ main and

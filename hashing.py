@@ -1,121 +1,37 @@
-"""Words to bits and buckets: MD5, sketches, n-grams, bit chunks, locality-sensitive hashing.
+"""Words to bits and buckets: MD5, bit chunks, n-grams, locality-sensitive hashing, sketches.
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers: Towards Vocabulary-independent Pre-trained Transformers
     [CM] Median is all you need, a proposal
     [FT] Bojanowski et al. 2017, Enriching Word Vectors with Subword Information
-Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), LSH of vectors
-    (attention.py).
+Out of scope: text to words (words.py), vocabularies and token IDs (tokenizer.py), Bloom maps
+    (bloom.py), LSH of vectors (attention.py).
 Deviations:
-    1. A word is a run of letters or of symbols, in lower case and in Unicode's form NFC ("regex").
-       "space" splits as the paper does. A combining mark, a joiner or a soft hyphen belongs to the
-       character before it, and stays in the word. A joiner or soft hyphen that begins a word is
-       dropped, and so are invisible marks, such as those of direction, anywhere.
-    2. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
+    1. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
        every machine with one version of numpy.
-    3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
-    4. A byte order mark, a zero-width space or a control character, such as NUL, separates words,
-       as white space does.
-    5. NgramLSH.index and .bits share hyperplanes. The paper draws T others for the bits.
-    6. NgramLSH.fit shuffles the features: as neighbors in eta, frequent n-grams, which occur
-       together, would make bits depend on each other (docs/hashformers.md).
-    7. [FT §3.2] ngram_index takes n-grams of 1 to 4 characters, and not the word itself. The paper
+    2. The seed and the key are arguments, and state() returns them. The paper withholds its key.
+    3. NgramLSH.index and .bits share hyperplanes. The paper draws T others for the bits.
+    4. NgramLSH.fit shuffles the features: as neighbors in eta, n-grams that occur together would
+       make bits depend on each other (fit says why).
+    5. [FT §3.2] ngram_index takes n-grams of 1 to 4 characters, and not the word itself. The paper
        takes those of 3 to 6, and the word.
-    8. A word has the n-grams of its first 4,096 letters. ngram_index counts its mark < as one.
+    6. A word has the n-grams of its first 4,096 letters. ngram_index counts its mark < as one.
 Notation:
     V words   T bits   N size of an index: hash buckets (MD5), hyperplanes (NgramLSH)
     F features, n-grams   G n-grams of a word   k hash functions of a sketch   R buckets of each
 Demo: python hashing.py "play plays played"
 
-The hash functions take lists of words, in lower case as split_words returns them, and return numpy
-arrays.
+The hash functions take lists of words, in lower case as words.split_words returns them, and return
+numpy arrays.
 """
 
 import hmac
 import math
-import re
 import sys
-import unicodedata
 from collections import Counter
 from hashlib import md5
 
 import numpy as np
-
-
-# Text to words: PATTERNS finds them, and normalize_word turns what is written into what is hashed
-#
-#     text              "E\u0301te\u0301!"      E, accent, t, e, accent, !
-#     PATTERNS          (0, 5)  (5, 6)        places of words
-#     normalize_word    "été"  "!"
-
-
-def find_marks():
-    """Return all combining marks (Mn, Mc, Me), such as accents, as ranges: those of [...]."""
-    kinds = "".join(unicodedata.category(chr(code))[0] for code in range(0x20000))  # M: a mark
-    ranges = ["\U000e0100-\U000e01ef"]  # the only ones from 0x20000 on
-    for run in re.finditer("M+", kinds):
-        ranges.append(f"{chr(run.start())}-{chr(run.end() - 1)}")
-    return "".join(ranges)
-
-
-# Characters, as a regular expression has them in [...]
-SEPARATORS = r"\s\ufeff\u200b\0-\x1f\x7f-\x9f"
-MARKS = find_marks()
-JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen
-# no part of a word: marks of direction, word joiner, invisible operators of formulas, and marks of
-# annotations, shorthand, music and languages
-HIDDEN = ("\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u206f\ufff9-\ufffb"
-          "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001")
-INVISIBLE = re.compile(f"[{HIDDEN}]")
-SKIP = JOINERS + HIDDEN  # no word begins with them
-
-PATTERNS = {
-    # letters, each with its marks, or other symbols with theirs
-    "regex": re.compile(rf"\w[\w{MARKS}{SKIP}]*|[^\w{SEPARATORS}{SKIP}][^\w{SEPARATORS}]*"),
-    "space": re.compile(rf"[^{SEPARATORS}{SKIP}][^{SEPARATORS}]*"),
-}
-
-
-def split_words(text, how="regex"):
-    """Split text into lower-case words and return their positions.
-
-    Args:
-        text: str.
-        how: "regex": runs of letters, digits and _, and runs of other symbols, as the authors' code
-            splits. "space": white space, as the paper says.
-
-    Returns:
-        words list[str], and spans list[(start, end)] in characters.
-
-    Example:
-        split_words("Don't stop!!")[0]  # ["don", "'", "t", "stop", "!!"]
-    """
-    words = []
-    spans = []
-    for match in PATTERNS[how].finditer(text):
-        start, end = match.span()
-        words.append(normalize_word(text[start:end]))
-        spans.append((start, end))
-    return words, spans
-
-
-def normalize_word(word):
-    """Return a word of a text as it is hashed: visible, in lower case, in NFC."""
-    if word.isascii():  # as most words are; the rest changes nothing in them
-        return word.lower()
-    word = INVISIBLE.sub("", word)
-    word = unicodedata.normalize("NFC", word)
-    # subtle: "İ".lower() is two characters, i and a dot, and would not be the i of "iyi"
-    word = word.replace("İ", "i").lower()
-    return unicodedata.normalize("NFC", word)
-
-
-def list_words(text, how="regex"):
-    """Return the words of split_words without their spans, about twice as fast."""
-    if text.isascii():
-        return PATTERNS[how].findall(text.lower())
-    return [normalize_word(word) for word in PATTERNS[how].findall(text)]
-
 
 # Words to digests, bits and buckets of MD5
 
@@ -135,7 +51,7 @@ def md5_digests(words, count=1, key=None):
         uint8 (V, 16 · count).
     """
     check_words(words)
-    # suffixes begin with NUL, which no word of split_words contains: word + suffix is no other word
+    # suffixes begin with NUL, which no word of words.py contains: word + suffix is no other word
     suffixes = [b""]
     for i in range(1, count):
         suffixes.append(i.to_bytes(4, "big"))
@@ -177,38 +93,6 @@ def md5_index(words, N, key=None):
     return np.array(numbers, np.int64)
 
 
-def sketch_index(words, k, R, seed=0, key=None):
-    """Return k independent hash buckets per word, from disjoint slices of its digests. [CM]
-
-    A digest of 16 bytes holds two 64-bit numbers, and each hash function takes one, modulo R.
-
-    Args:
-        words: list[str], V words.
-        k: int, number of hash functions.
-        R: int, number of buckets of each function.
-        seed: int. key: str, or None or, unlike in md5_digests, "" for none. With seed 0 and no key
-            the digests are plain MD5, else they are keyed with both.
-
-    Returns:
-        int64 (V, k), each in 0 .. R-1.
-
-    Example:
-        sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
-
-    Linear functions of one number x, such as (x · prime_j) mod R, would not be independent: two
-    numbers that are equal modulo R collide under all of them.
-    """
-    assert k >= 1 and R >= 1, "k, R: expected at least 1"  # numpy: x % 0 is 0
-    if key is None:
-        key = ""  # no key, either
-    secret = None
-    if key != "" or seed != 0:
-        secret = f"{key} sketch {seed}"
-    digests = md5_digests(words, math.ceil(k / 2), secret)  # (V, 16 · ceil(k/2))
-    slices = digests.view(">u8")[:, :k]  # (V, k), numbers of 64 bits
-    return (slices % np.uint64(R)).astype(np.int64)
-
-
 def md5_digest(data, key):
     """Return the 16 bytes of MD5 of data, bytes, or of HMAC-MD5 with a key, str."""
     if key is None:
@@ -225,45 +109,6 @@ def check_words(words):
     """Raise a ValueError for a plain str, which would be hashed letter by letter."""
     if isinstance(words, str):
         raise ValueError(f"words: expected a list of str, got {words!r:.60}.")
-
-
-# N-grams
-
-MAX_GRAM = 4  # characters of the longest n-gram
-MAX_LETTERS = 4_096  # of a word whose n-grams are listed: bounds memory where spaces are missing
-
-
-def list_ngrams(word):
-    """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
-    word = word[:MAX_LETTERS]
-    grams = []
-    for size in range(1, MAX_GRAM + 1):
-        grams += [word[start:start + size] for start in range(len(word) - size + 1)]
-    return grams
-
-
-def ngram_index(words, N, G, seed=0, key=None):
-    """Return the hash buckets of each word's n-grams, and zeros after them. [FT §3.2]
-
-    Boundary marks tell beginnings and ends: "at>" occurs in <cat> and <at>, "<at" in <at> alone.
-
-    Args:
-        words: list[str], V words.
-        N: int, number of buckets, with bucket 0, the padding.
-        G: int, the most n-grams of a word. A word of 15 letters has 62. Beyond G the longest
-            n-grams are dropped first.
-        seed, key: as in sketch_index.
-
-    Returns:
-        int64 (V, G): 1 .. N-1 for each n-gram, repeated ones too, then 0.
-    """
-    check_words(words)
-    index = np.zeros((len(words), G), np.int64)
-    for i, word in enumerate(words):
-        grams = list_ngrams(f"<{word}>")[:G]
-        buckets = sketch_index(grams, 1, N - 1, seed, key)  # (number of n-grams, 1)
-        index[i, :len(grams)] = 1 + buckets[:, 0]
-    return index
 
 
 # Bits to chunks
@@ -297,6 +142,21 @@ def bits_to_chunks(bits, size):
     return np.stack(chunks, 1)
 
 
+# N-grams
+
+MAX_GRAM = 4  # characters of the longest n-gram
+MAX_LETTERS = 4_096  # of a word whose n-grams are listed: bounds memory where spaces are missing
+
+
+def list_ngrams(word):
+    """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
+    word = word[:MAX_LETTERS]
+    grams = []
+    for size in range(1, MAX_GRAM + 1):
+        grams += [word[start:start + size] for start in range(len(word) - size + 1)]
+    return grams
+
+
 # The hashes of --hash
 
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
@@ -304,17 +164,15 @@ NEAR_BITS = 1_024  # more bits than a model reads: they find the word of a missp
 
 
 class WordHash:
-    """Base class of the hashes in HASHES. A subclass has these methods:
-
-        bits(words, T)     T bits of each word, uint8 (V, T) of 0 and 1
-        index(words, N)    a bucket of each word, int64 (V,) in 0 .. N-1
-        state()            dict of plain types: cls(**state) is the same hash
+    """Base class of the hashes in HASHES. A subclass has those methods that raise an error here.
 
     Attributes of a class:
-        options: dict, argument of fit -> flag of pretrain.py without dashes.
+        options: dict, from the name of an argument of fit to the flag of pretrain.py that sets it.
+            {"seed": "hash_seed"}: the value of --hash_seed is the argument seed.
         needs_counts: bool, fit learns from the counts of words. A caller then saves the state.
-        near_bits: int, how many bits infer.py compares to find similar words; an instance may have
-            its own. 0: similar words share no more bits than others.
+        near_bits: int, how many bits support/candidates.py compares to find the words most similar
+            to another. 0: none, as similar words share no more bits than others. Each NgramLSH
+            replaces it by a number of its own, as it has F bits at most.
     """
 
     options = {}
@@ -325,6 +183,18 @@ class WordHash:
     def fit(cls, counts, **options):
         """Return a hash for a corpus. counts: dict, word -> how often it occurs."""
         return cls(**options)
+
+    def bits(self, words, T):
+        """Return T bits of each word, uint8 (V, T) of 0 and 1."""
+        raise NotImplementedError
+
+    def index(self, words, N):
+        """Return a bucket of each word, int64 (V,) in 0 .. N-1."""
+        raise NotImplementedError
+
+    def state(self):
+        """Return a dict of plain types: cls(**state) is the same hash."""
+        raise NotImplementedError
 
     def knows(self, words):
         """Return bool (V,): whether the hash tells a word from all unknown words."""
@@ -355,12 +225,14 @@ class NgramLSH(WordHash):
     The vector x (F,) of a word counts its n-grams, n = 1 .. 4, among the F most frequent of the
     corpus. Bit j says on which side of a random hyperplane x lies: whether x · r^j > 0. The normals
     r^j are rotations of one random vector eta (F,), r^j[f] = eta[(f + j) mod F], so no matrix is
-    stored, and an n-gram f adds eta[f : f + T] to the T products. A word with n-grams 0 and 3, with
-    eta = (5, -2, 7, 1) and T = 3:
+    stored, and an n-gram f adds eta[f : f + T] to the T products. The word aab, where the features
+    0, 1, 2 are a, b, ab, eta = (-3, 1, 2) and T = 3:
 
-        n-gram 0    eta[0:3]                     5  -2   7
-        n-gram 3    eta[3:6], around the end     1   5  -2
-        products                                 6   3   5      bits 1 1 1
+        a           eta[0:3]                    -3   1   2
+        a again     eta[0:3]                    -3   1   2
+        b           eta[1:4], around the end     1   2  -3
+        ab          eta[2:5], around the end     2  -3   1
+        products                                -3   1   2      bits 0 1 1
 
     A random hyperplane passes between two vectors with probability angle / π, so two words differ
     in that share of the bits: play and plays in 23 ± 4 of 128, unrelated words in 64 ± 6.
@@ -409,9 +281,10 @@ class NgramLSH(WordHash):
         # ties: the shorter n-gram, then the one with the smaller code points
         grams = sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))
         grams = grams[:features]
-        # Shuffle: n-grams of similar frequency often occur together. As neighbors f and f + 1 their
-        # windows of eta differ by a shift of one, and bits would depend on each other
-        # (Deviation 6). [seed, 1] gives another random stream than eta's
+        # Shuffle: n-grams of similar frequency often occur together. As neighbors f and f + 1 they
+        # would add eta[f + j] + eta[f + j + 1] to product j, and eta[f + j + 1] + eta[f + j + 2] to
+        # product j + 1. Both have eta[f + j + 1], so bits j and j + 1 would often be equal
+        # (Deviation 4). [seed, 1] gives another random stream than eta's
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 
@@ -475,14 +348,73 @@ class NgramLSH(WordHash):
 HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is a class and its line here
 
 
+# Several hashes of a word: k buckets, or a bucket of each n-gram
+
+
+def sketch_index(words, k, R, seed=0, key=None):
+    """Return k independent hash buckets per word, from disjoint slices of its digests. [CM]
+
+    A digest of 16 bytes holds two 64-bit numbers, and each hash function takes one, modulo R.
+
+    Args:
+        words: list[str], V words.
+        k: int, number of hash functions.
+        R: int, number of buckets of each function.
+        seed: int. key: str, or None or, unlike in md5_digests, "" for none. With seed 0 and no key
+            the digests are plain MD5, else they are keyed with both.
+
+    Returns:
+        int64 (V, k), each in 0 .. R-1.
+
+    Example:
+        sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
+
+    Linear functions of one number x, such as (x · prime_j) mod R, would not be independent: two
+    numbers that are equal modulo R collide under all of them.
+    """
+    assert k >= 1 and R >= 1, "k, R: expected at least 1"  # numpy: x % 0 is 0
+    if key is None:
+        key = ""  # no key, either
+    secret = None
+    if key != "" or seed != 0:
+        secret = f"{key} sketch {seed}"
+    digests = md5_digests(words, math.ceil(k / 2), secret)  # (V, 16 · ceil(k/2))
+    slices = digests.view(">u8")[:, :k]  # (V, k), numbers of 64 bits
+    return (slices % np.uint64(R)).astype(np.int64)
+
+
+def ngram_index(words, N, G, seed=0, key=None):
+    """Return the hash buckets of each word's n-grams, and zeros after them. [FT §3.2]
+
+    Boundary marks tell beginnings and ends: "at>" occurs in <cat> and <at>, "<at" in <at> alone.
+
+    Args:
+        words: list[str], V words.
+        N: int, number of buckets, with bucket 0, the padding.
+        G: int, the most n-grams of a word. A word of 15 letters has 62. Beyond G the longest
+            n-grams are dropped first.
+        seed, key: as in sketch_index.
+
+    Returns:
+        int64 (V, G): 1 .. N-1 for each n-gram, repeated ones too, then 0.
+    """
+    check_words(words)
+    index = np.zeros((len(words), G), np.int64)
+    for i, word in enumerate(words):
+        grams = list_ngrams(f"<{word}>")[:G]
+        buckets = sketch_index(grams, 1, N - 1, seed, key)  # (number of n-grams, 1)
+        index[i, :len(grams)] = 1 + buckets[:, 0]
+    return index
+
+
 def main():
     """Show MD5 and LSH bits of words, and how many of them differ from the first word's."""
-    words = list_words(" ".join(sys.argv[1:]))
+    words = " ".join(sys.argv[1:]).lower().split()
     if not words:
         words = ["play", "plays", "played", "zebra"]
 
     # a few words are no corpus: add the header of this file
-    counts = Counter(words + list_words(__doc__))
+    counts = Counter(words + __doc__.lower().split())
     for name, hash_class in HASHES.items():
         print(f"{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ")
         bits = hash_class.fit(counts).bits(words, MD5_BITS)  # (V, 128)

@@ -5,7 +5,8 @@
 
 A section is about one file, in the order of the README, and needs only the sections above it:
 
-    hashing.py       a text becomes words, a word becomes bits or a bucket
+    words.py         a text becomes words
+    hashing.py       a word becomes bits or a bucket
     bloom.py         an item becomes m hash tokens, and a search finds the item again
     embeddings.py    bits and buckets become a vector
     attention.py     each vector becomes an average of all; LSH computes fewer of the scores
@@ -46,12 +47,9 @@ from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, m
 from support.common import save_checkpoint
 from tests.helpers import make_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, build_inputs, make_tokenizer
+from words import split_words
 
-# == hashing.py: a text becomes words, a word becomes bits or a bucket
-#
-# A transformer usually has a table with a row for each word of a vocabulary. Here a hash function
-# gives 128 bits to any word, known or not. With MD5, "play" and "plays" share no more bits than any
-# two words do. With locality-sensitive hashing (LSH) they share about 105 of 128.
+# == words.py: a text becomes words
 
 
 def test_split_words_by_hand():
@@ -60,11 +58,18 @@ def test_split_words_by_hand():
         D o n ' t   s t o p !  !
         0     3 4   6       10
     """
-    words, spans = hashing.split_words("Don't stop!!")
+    words, spans = split_words("Don't stop!!")
     assert words == ["don", "'", "t", "stop", "!!"]
     assert spans == [(0, 3), (3, 4), (4, 5), (6, 10), (10, 12)]
-    words, _ = hashing.split_words("Don't stop!!", "space")  # as the paper splits
+    words, _ = split_words("Don't stop!!", "space")  # as the paper splits
     assert words == ["don't", "stop!!"]
+
+
+# == hashing.py: a word becomes bits or a bucket
+#
+# A transformer usually has a table with a row for each word of a vocabulary. Here a hash function
+# gives 128 bits to any word, known or not. With MD5, "play" and "plays" share no more bits than any
+# two words do. With locality-sensitive hashing (LSH) they share about 105 of 128.
 
 
 def test_md5_bits_by_hand():

@@ -19,7 +19,6 @@ from hashing import check_words
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 PAD, CLS, SEP, UNK, MASK = range(5)
 FIRST_WORD_ID = len(SPECIALS)
-MAX_UNKNOWN = 0.1  # share of the words of a text that may be unknown; above it users are told
 
 
 class HashTokenizer:

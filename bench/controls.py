@@ -19,11 +19,11 @@ from bench import harness
 from bench.harness import CORPUS, GLUE_FILES, RUNS
 from data.batches import TextBatches
 from data.classification import METRICS, standard_error
-from hashing import list_words
 from objectives import ShuffleRandom
 from support.common import InputError, read_json
 from support.results import read_result
 from tokenizer import FIRST_WORD_ID
+from words import list_words
 
 # Shuffle+Random
 

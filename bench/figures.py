@@ -21,8 +21,9 @@ from bench import claims, hashformers, shares
 from bench.harness import ROOT, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
 from embeddings import ProjEmbedding
-from hashing import NgramLSH, list_words, md5_bits
+from hashing import NgramLSH, md5_bits
 from support.common import make_parser, read_json, run_script
+from words import list_words
 
 ASSETS = ROOT / "assets"
 STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines.top": False,

@@ -22,6 +22,7 @@ from bench.harness import Stopwatch, made_up_words
 from model import PRESETS, Config
 from support.common import InputError, read_json
 from tokenizer import make_tokenizer
+from words import list_words
 
 COUNTS = """
     model                | name          | s
@@ -92,7 +93,7 @@ def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
         "MD5 index, N 50,260": (num_words, lambda: hashing.md5_index(words, n)),
         "LSH bits, T 128": (num_words, lambda: lsh.bits(words, 128)),
         "LSH index, N 50,260": (len(tenth), lambda: lsh.index(tenth, n)),
-        "text to words, characters": (len(text), lambda: hashing.list_words(text)),
+        "text to words, characters": (len(text), lambda: list_words(text)),
         "text to ids, characters": (len(text), lambda: tokenizer.ids_of_texts([text])),
         "LSH fit": (num_words, fit),
     }

@@ -27,8 +27,9 @@ from bench import harness
 from bench.harness import RUNS
 from data.rows import read_rows
 from data.tasks import read_task
-from hashing import NgramLSH, list_words, md5_bits, ngram_index
+from hashing import NgramLSH, md5_bits, ngram_index
 from support.common import read_json, resolve_device
+from words import list_words
 
 SHARES = (0, 10, 20, 40)  # percent of the words
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")  # of a keyboard

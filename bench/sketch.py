@@ -20,11 +20,12 @@ import torch
 
 from bench import harness
 from bench.harness import Stopwatch, load_corpus, load_run
-from hashing import sketch_index, split_words
+from hashing import sketch_index
 from metrics import rank_words
 from model import count_parameters
 from support.common import InputError
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK
+from words import split_words
 
 SKETCH = """
     4,096 words, d 512, k 5, R 500 | name       | s

@@ -30,12 +30,13 @@ from data.coders import CODERS
 from data.items import learn_map
 from hashing import HASHES
 from support.common import InputError, blame, build_once, fingerprint, reading, start_workers
-from tokenizer import FIRST_WORD_ID, MAX_UNKNOWN, UNK, HashTokenizer, make_tokenizer
+from tokenizer import FIRST_WORD_ID, UNK, HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [ROOT / name for name in (  # they decide on codes and maps
     "bloom.py", "coherent.py", "data/coders.py", "hashing.py", "data/items.py", "tokenizer.py",
     "data/codes.py")]
+MAX_UNKNOWN = 0.1  # share of the words of a text that may be unknown; above it users are told
 MAX_HASHED = 20_000  # words that a process hashes at a time
 
 

@@ -43,7 +43,7 @@ from tokenizer import FIRST_WORD_ID, SEP
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [ROOT / name for name in (
     "data/corpus.py", "data/python_source.py", "data/rows.py", "data/sources.py",
-    "data/splitters.py", "hashing.py", "tokenizer.py")]
+    "data/splitters.py", "tokenizer.py", "words.py")]
 BLOCK = 1 << 24  # token IDs in memory at a time
 MAX_PENDING = 32  # jobs that other processes have at a time, four for each of eight
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hashing import list_words
 from support.common import build_once, fingerprint
+from words import list_words
 
 PLACES = ("platlib", "purelib", "stdlib")  # names in sysconfig: packages, standard library
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

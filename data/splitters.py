@@ -3,12 +3,12 @@
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Anderson et al. 2020, Superbloom
-Out of scope: what a word is, and how it is written when it is hashed (hashing.py), token IDs
+Out of scope: what a word is, and how it is written when it is hashed (words.py), token IDs
     (tokenizer.py).
 Deviations:
-    1. [HF] The BPE of the baselines lower-cases, as hashing does. The rest differs: it lower-cases
+    1. [HF] The BPE of the baselines lower-cases, as words.py does. The rest differs: it lower-cases
        each letter alone (Σ at the end of a word too), and keeps decomposed accents, which NFC
-       composes. It has pieces for invisible marks, which hashing drops, and for a byte order mark,
+       composes. It has pieces for invisible marks, which words.py drops, and for a byte order mark,
        U+200B and control characters, which separate words.
     2. [SB §4] Phrases falls back on pieces of byte-level BPE; the paper uses WordPiece. The pieces
        are of a word as it is written, with the invisible marks in it: so spans are right.
@@ -26,7 +26,7 @@ import re
 import unicodedata
 from collections import Counter
 
-from hashing import INVISIBLE, list_words, split_words
+from words import INVISIBLE, list_words, split_words
 
 
 class Splitter:
@@ -184,7 +184,7 @@ def clean_name(text):
     """Return a name in NFC, without what is invisible in it.
 
     That is white space, U+FEFF and U+200B at its ends, and anywhere soft hyphens and the INVISIBLE
-    of hashing. Names of items, classes and columns that look alike are equal then. U+FEFF is a
+    of words.py. Names of items, classes and columns that look alike are equal then. U+FEFF is a
     byte-order mark, which stands in the middle of joined files. U+200B is a space of width 0.
     """
     if not text.isascii():  # as most names are

@@ -22,8 +22,8 @@ import numpy as np
 from data.classification import SequenceClassification, read_pydoc, read_table
 from data.rows import list_names, note_once
 from data.squad import QuestionAnswering, read_squad
-from hashing import list_words
 from support.common import InputError
+from words import list_words
 
 DEV_SHARE = 0.1  # share of --train that is scored where there is no --dev
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.codes import MAX_UNKNOWN
 from data.sources import is_names
 from data.splitters import ItemNames, item_names
 from support.common import InputError, blame
 from support.runner import list_ids
-from tokenizer import MASK, MAX_UNKNOWN, SPECIALS, build_inputs
+from tokenizer import MASK, SPECIALS, build_inputs
 
 MASK_WORD = SPECIALS[MASK]
 

@@ -11,10 +11,10 @@ import data.splitters
 from data.corpus import Corpus
 from data.items import split_pages
 from data.sources import Files
-from hashing import list_words
 from support.common import InputError
 from tests.helpers import list_pages
 from tokenizer import FIRST_WORD_ID
+from words import list_words
 
 
 def test_prepare_loses_no_word_and_numbers_them_by_frequency(text_path, load, monkeypatch):
@@ -92,10 +92,10 @@ def test_cut_corpus_is_refused(name, write, load):
 def test_edit_of_the_splitting_is_another_corpus(write, load, tmp_path, monkeypatch):
     """Words of before the edit would be read without an error."""
     names = {path.name for path in data.corpus.CODE}
-    assert {"rows.py", "sources.py", "splitters.py", "tokenizer.py"} <= names
+    assert {"rows.py", "sources.py", "splitters.py", "tokenizer.py", "words.py"} <= names
     path = write("a.txt", "a b")
     load(path)
-    source = tmp_path / "hashing.py"
+    source = tmp_path / "words.py"
     source.write_text("# edited")
     monkeypatch.setattr(data.corpus, "CODE", [source])
     monkeypatch.setattr(data.splitters, "list_words", lambda text, how: [text])

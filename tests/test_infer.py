@@ -22,7 +22,7 @@ from bloom import random_order
 from coherent import popularity_prior
 from data.items import HELD_OUT_KEY
 from data.splitters import ItemNames
-from hashing import MD5, normalize_word, sketch_index
+from hashing import MD5, sketch_index
 from infer import Predictor
 from model import Config, Model
 from support import predict_file, runner
@@ -30,6 +30,7 @@ from support.candidates import embed_words
 from support.common import InputError, load_checkpoint, save_checkpoint
 from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
+from words import normalize_word
 
 WORDS = [*make_words(50), "cat", "the"]
 NAMES = ["Miles Davis", "Bill Evans", "x"]

@@ -11,12 +11,13 @@ from data import squad
 from data.squad import QuestionAnswering, cut_windows, exact_and_f1, find_answer_words, find_answers
 from data.squad import normalize_answer
 from data.tasks import Task, read_task
-from hashing import MD5, list_words, split_words
+from hashing import MD5
 from model import Config
 from support.common import InputError
 from tests.helpers import make_words
 from tests.test_tasks import flags
 from tokenizer import SEP, make_tokenizer
+from words import list_words, split_words
 
 WORDS = make_words(60, 3)
 

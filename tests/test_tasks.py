@@ -12,9 +12,9 @@ import data.python_source
 import data.classification
 from data.rows import note_once
 from data.tasks import draw_groups, read_task
-from hashing import list_words
 from support.common import InputError
 from tests.helpers import make_words, write_table
+from words import list_words
 
 WORDS = make_words(60, 3)
 
