@@ -1,10 +1,11 @@
 """What item sets tell about their items: maps with similar items in one bucket, and a prior.
 
-bloom.py needs neither: its maps are random orders, and its searches run without a prior.
+bloom.py and search.py need neither: maps are random orders, and searches run without a prior.
 
 Sources:
     [SB] Anderson et al. 2020, Superbloom: Bloom filter meets Transformer
-Out of scope: Bloom maps and the search (bloom.py), which sets to learn from (data/items.py).
+Out of scope: Bloom maps (bloom.py), the search (search.py), which sets to learn from
+    (data/items.py).
 Deviations:
     1. The paper has no prior.
 Notation:

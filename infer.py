@@ -30,12 +30,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bloom import beam_search, hash_logp
 from coherent import popularity_prior
 from data.rows import add_reader_flags, reader_options
 from data.squad import V2, find_answers, sliding_windows
 from model import load_model
 from objectives import ShuffleRandom
+from search import beam_search, hash_logp
 from support.candidates import choose_candidates, find_neighbors, map_items
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from support.common import run_script

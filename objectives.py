@@ -34,9 +34,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from bloom import BloomMap, beam_search, hash_logp
+from bloom import BloomMap
 from metrics import MAX_RECALL, count_classes, count_hits, count_table, measure_recall
 from metrics import measure_table, rank_in_lists, rank_scores, rank_words, unigram_loss
+from search import beam_search, hash_logp
 from support.common import send
 from tokenizer import FIRST_WORD_ID, MASK
 

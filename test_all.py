@@ -7,7 +7,8 @@ A section is about one file, in the order of the README, and needs only the sect
 
     words.py         a text becomes words
     hashing.py       a word becomes bits or a bucket
-    bloom.py         an item becomes m hash tokens, and a search finds the item again
+    bloom.py         an item becomes m hash tokens
+    search.py        the most likely hash tokens lead back to the item
     embeddings.py    bits and buckets become a vector
     attention.py     each vector becomes an average of all; LSH computes fewer of the scores
     model.py         layers of attention, and how many parameters they have
@@ -37,13 +38,14 @@ import infer
 import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
-from bloom import BloomMap, ItemMap, beam_search, exhaustive
+from bloom import BloomMap, ItemMap
 from coherent import coherent_map, popularity_prior
 from data.corpus import Corpus, prepare
 from data.classification import METRICS
 from data.squad import exact_and_f1, normalize_answer
 from model import Config, Model, count_parameters
 from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
+from search import beam_search, exhaustive
 from support.common import save_checkpoint
 from tests.helpers import make_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, build_inputs, make_tokenizer
@@ -196,12 +198,11 @@ def test_ngram_index_by_hand():
     assert index.tolist() == [[1, 9, 5]]
 
 
-# == bloom.py: an item becomes m hash tokens, and a search finds the item again
+# == bloom.py: an item becomes m hash tokens
 #
 # Each of N items gets one of R buckets in each of m maps. An item shares each of its buckets with
 # alpha - 1 others, but no two items share all m, so m small numbers name one of many items: with
-# 1,000 buckets in each of two maps, one of a million. A model predicts a probability for each
-# bucket. The best item has the largest sum of logarithms.
+# 1,000 buckets in each of two maps, one of a million.
 
 
 def test_bloom_map_by_hand():
@@ -228,6 +229,11 @@ def test_coherent_map_keeps_companions_together():
     sizes = np.full(8, 2)
     bloom_map = coherent_map(items, sizes, n_items=8, alpha=2, coherent=1)  # map 1 is random
     assert bloom_map.members[0].tolist() == [[0, 3], [1, 2], [4, 7], [5, 6]]
+
+
+# == search.py: the most likely hash tokens lead back to the item
+#
+# A model predicts a probability for each bucket. The best item has the largest sum of logarithms.
 
 
 def search_four_items(k):

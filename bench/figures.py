@@ -19,9 +19,10 @@ import attention
 from bench import attention as attention_bench
 from bench import claims, hashformers, shares
 from bench.harness import ROOT, caption, markdown
-from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
+from bloom import DEMO_ORDERS, BloomMap
 from embeddings import ProjEmbedding
 from hashing import NgramLSH, md5_bits
+from search import DEMO_PROBABILITIES
 from support.common import make_parser, read_json, run_script
 from words import list_words
 
@@ -112,7 +113,7 @@ def draw_pipeline():
 
 
 def draw_maps():
-    """Draw the two Bloom maps of python bloom.py, and a beam of two buckets with its bound."""
+    """Draw the two Bloom maps of python search.py, and a beam of two buckets with its bound."""
     bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
     beam = 2
     title = ("Two maps put 12 items into buckets 0 to 3, whose width is their probability. Blue: "

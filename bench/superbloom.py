@@ -23,13 +23,14 @@ import torch
 
 from bench import harness
 from bench.harness import COMPARE, RUNS, compare, count_sizes, load_corpus, train_variant
-from bloom import BloomMap, beam_search, exhaustive, hash_logp
+from bloom import BloomMap
 from coherent import popularity_prior
 from data.corpus import Corpus
 from data.items import ItemSetBatches, split_pages
 from data.neighbors import NEIGHBORS, rank_hidden_items
 from metrics import count_hits, measure_recall, rank_in_lists
 from model import PRESETS
+from search import beam_search, exhaustive, hash_logp
 from support.common import InputError, blame
 from tokenizer import FIRST_WORD_ID, MASK
 

@@ -3,8 +3,8 @@
 Sources:
     [SB] Anderson et al. 2020, Superbloom
 Out of scope: files of item sets (data/sources.py), names of items (data/splitters.py),
-    Bloom maps and the search (bloom.py), what neighbors guess (data/neighbors.py). Phrases of a
-    text have Bloom digests too, without this file.
+    Bloom maps (bloom.py) and the search (search.py), what neighbors guess (data/neighbors.py).
+    Phrases of a text have Bloom digests too, without this file.
 Notation:
     B batch   L positions   n token IDs of a corpus   P pages, item sets
     r rows of a batch that a rank or a micro-batch reads

@@ -22,10 +22,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from bloom import SCORES, BloomMap, beam_search, exhaustive
+from bloom import BloomMap
 from embeddings import standardize
 from hashing import NgramLSH, list_ngrams
 from objectives import IGNORE_INDEX, ShuffleRandom
+from search import SCORES, beam_search, exhaustive
 from tokenizer import CLS, FIRST_WORD_ID, SEP
 
 TOLERANCE = 1e-4  # of float32 results that are computed in another order

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bloom import BloomMap, ItemMap, beam_search
+from bloom import BloomMap, ItemMap
 from coherent import coherent_map, item_vectors, popularity_prior
+from search import beam_search
 from tests.helpers import ROOT
 
 # Coherent maps

@@ -18,11 +18,12 @@ import pytest
 import torch
 
 from attention import lsh_attention_reference
-from bloom import BloomMap, beam_search
+from bloom import BloomMap
 from embeddings import MedianEmbedding, ProjEmbedding
 from hashing import NgramLSH, list_ngrams
 from model import Config
 from objectives import MaskedHashes, ShuffleRandom, make_batch
+from search import beam_search
 from support import learn_checks
 from support.learn_checks import EXERCISES, QUIZ, check, check_quiz, judge_function
 from tests.helpers import ROOT

@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bloom import BloomMap, beam_search, hash_logp
+from bloom import BloomMap
 from data.batches import Draw
 from model import Config
 from metrics import rank_words
 from objectives import IGNORE_INDEX as IGNORE
 from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
 from objectives import ShuffleRandom, build_objective, make_batch
+from search import beam_search, hash_logp
 from tests.helpers import bloom_model, choose_emb, tiny_model
 from tokenizer import MASK, PAD, SEP
 from tokenizer import FIRST_WORD_ID as F0

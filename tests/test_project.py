@@ -36,7 +36,7 @@ def test_demos_of_leaves_run_where_no_other_file_is_found():
         "    sys.argv = [path]\n"
         "    runpy.run_path(path, run_name='__main__')\n"
         "    print('<end>')")
-    names = ("words", "hashing", "bloom", "embeddings", "attention")
+    names = ("words", "hashing", "embeddings", "bloom", "search", "attention")
     leaves = [ROOT / f"{name}.py" for name in names]
     done = run_script("-c", code, *leaves, PYTHONPATH="")
     *demos, rest = done.stdout.split("<end>\n")
