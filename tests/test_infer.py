@@ -212,7 +212,7 @@ def test_class_that_an_objective_leaves_out_is_never_printed(paths, tmp_path, ca
     torch.save(checkpoint | dict(kinds={0: "intact", 2: "strange"}), tmp_path / "ckpt.pt")
     probabilities = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.5, 0.4]])
     result = (["a", "cat"], [(0, 1), (2, 5)], probabilities)
-    Predictor(str(tmp_path)).readout.print_result("a cat", result, 2)
+    infer.print_result(Predictor(str(tmp_path)), "a cat", result, 2)
     out = capsys.readouterr().out
     assert out.splitlines()[0] == "a {cat:strange}"
     assert "shuffled" not in out
@@ -346,7 +346,7 @@ def test_items_of_a_set_are_not_proposed_again(untrained):
     ("answer", ("", -0.25), [f"{'(no answer)':>18}   -0.250"]),
 ])
 def test_print_result_shows_what_the_pages_print(untrained, capsys, name, result, lines):
-    untrained[name].readout.print_result("a b c", result, 8)
+    infer.print_result(untrained[name], "a b c", result, 8)
     assert capsys.readouterr().out.splitlines() == lines
 
 
