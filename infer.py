@@ -219,8 +219,8 @@ class Predictor:
     def neighbors(self, words, k=8):
         """Find the k words that are most similar to a word: (word, cosine). [HF §3.3]
 
-        The word need not occur in training: see find_neighbors. A call hashes all of self.words,
-        so look up many words at once.
+        A model of item sets has items for words. The word need not occur in training: see
+        find_neighbors. A call hashes all of self.words, so look up many words at once.
         """
         if not isinstance(words, list):
             return self.neighbors([words], k)[0]
@@ -347,7 +347,8 @@ def build_parser():
     source = parser.add_mutually_exclusive_group(required=True).add_argument
     source("texts", nargs="*", default=[], metavar="TEXT",
            help="a text, or an item set; for a model of pairs both texts of each pair")
-    source("--near", nargs="+", metavar="WORD", help="list the words most similar to these")
+    source("--near", nargs="+", metavar="WORD",
+           help="list the words, or items, most similar to these")
     source("--file",
            help="print a JSON object for each row of a table or text: columns, notes, prediction")
     add("--ckpt", metavar="DIR",

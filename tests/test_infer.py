@@ -135,6 +135,7 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     ("pair", lambda p: p.classify(["a", "b"]), "row 1: expected a text or a tuple"),
     ("detect", lambda p: p.detect(""), "expected words, got none"),
     ("detect", lambda p: p.neighbors("日本"), "expected one word that this model knows"),
+    ("fixed_set", lambda p: p.neighbors("nope"), "expected one item that this model knows"),
 ])
 def test_input_that_does_not_fit_is_refused(untrained, name, call, message):
     with pytest.raises(InputError) as error:
