@@ -76,8 +76,9 @@ class Predictor:
     results, or takes one row and returns its result alone. A list is always several rows.
 
     The head of the model decides which of detect, fill_mask, predict_missing, classify and answer
-    it has; predict calls that one. Every model has embed and neighbors. list_notes(row) says which
-    items of a row the model does not know, and what it cuts off. Threads may share a Predictor.
+    it has; predict calls that one. k is the most results that a row gets: 8, but all labels in
+    classify. Every model has embed and neighbors. list_notes(row) says which items of a row the
+    model does not know, and what it cuts off. Threads may share a Predictor.
 
     Args:
         path: str, a checkpoint or its folder.
@@ -90,6 +91,7 @@ class Predictor:
 
     Attributes:
         task: dict, what finetune.py says about its task; empty after pretrain.py.
+        is_fine_tuned: bool, whether finetune.py trained it.
         columns: list[str], the name of each text of a row.
         kinds: dict, label -> name, what detect says of a word.
         words: list[str], what neighbors searches.
@@ -110,31 +112,43 @@ class Predictor:
             self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)
         self.model.to(device).requires_grad_(False)
         self.task = checkpoint.get("task", {})
+        self.is_fine_tuned = bool(self.task)
         self.columns = self.task.get("texts", ["text"])
         self.kinds = checkpoint.get("kinds")
         if self.kinds is None:  # the objective has none, or the checkpoint is older
             self.kinds = ShuffleRandom.kinds
+        self.item_counts = checkpoint.get("item_counts")  # None: of texts, or older than these
         if words is None:
             words = checkpoint["words"]
         self.words, self.items = choose_candidates(self.tokenizer, words)
+        self.prior = prior
 
+        self.reader = self.choose_reader(truncate)
+        self.readout = self.choose_readout(path)
+
+    def choose_reader(self, truncate):
+        """Return the reader of what the model was trained on: texts, or item sets."""
         length = self.config.length
         # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
-        may_cut = truncate or bool(self.task)
-        if self.config.order:
-            has_masks = not self.task  # in fine-tuning [MASK] is ordinary text
-            self.reader = TextReader(self.tokenizer, length, may_cut, self.columns, has_masks)
-        else:
-            self.reader = SetReader(self.tokenizer, length, may_cut, self.items)
-        self.prior = prior
-        self.item_counts = checkpoint.get("item_counts")  # None: of texts, or older than these
-        if prior != 0.0 and self.item_counts is None:
+        may_cut = truncate or self.is_fine_tuned
+        if not self.config.order:
+            return SetReader(self.tokenizer, length, may_cut, self.items)
+        # in fine-tuning [MASK] is ordinary text
+        has_masks = not self.is_fine_tuned
+        return TextReader(self.tokenizer, length, may_cut, self.columns, has_masks)
+
+    def choose_readout(self, path):
+        """Return the readout of the head, or raise InputError if it cannot use the prior."""
+        readout_class = READOUTS[self.model.head.method]
+        if self.prior != 0.0 and not readout_class.uses_prior:
+            raise InputError("--prior: expected a model that predicts items by their hashes, got "
+                             f"{path} (head {self.config.head}). Leave --prior out.")
+        if self.prior != 0.0 and self.item_counts is None:
             raise InputError("--prior: expected a model of item sets whose checkpoint counts its "
                              f"items, got {path}. Older ones, such as models/names.pt, do not: "
                              "train again.")
-        readout_class = READOUTS[self.model.head.method]
-        self.readout = readout_class(
-            self.model, self.tokenizer, self.items, self.task, self.item_counts, prior)
+        return readout_class(
+            self.model, self.tokenizer, self.items, self.task, self.item_counts, self.prior)
 
     # What the head says
 
@@ -166,7 +180,7 @@ class Predictor:
         return self.ask("predict_missing", rows, k)
 
     def classify(self, rows, k=None):
-        """Label a text or a pair: the k best (label, probability), or all, see Labels."""
+        """Label a text or a pair: the k best (label, probability), all for None, see Labels."""
         return self.ask("classify", rows, k)
 
     def answer(self, rows):
@@ -212,7 +226,7 @@ class Predictor:
         batches = run_batches(self.model, self.tokenizer, inputs, self.model.encode)
         for chosen, outputs in batches:  # (B,) and (B, L, m, d)
             for i, output in zip(chosen, outputs):
-                if examples[i].words or self.task:
+                if examples[i].words or self.is_fine_tuned:
                     vectors[i] = output[:len(inputs[i])].mean((0, 1)).cpu()  # the rest is padding
         return vectors
 
@@ -245,7 +259,7 @@ def print_texts(predictor, rows, k):
 
 
 def print_result(predictor, row, result, k):
-    """Print the result of a row, in the form of the classes in readouts.py."""
+    """Print the result of a row, whose form depends on the method: see readouts.py."""
     method = predictor.model.head.method
     if method == "detect":
         print_judged_words(predictor, row, result, k)
@@ -362,10 +376,11 @@ def build_parser():
         help="columns to read in --file (default: the task's, text, or the only one)")
     add_reader_flags(add)
     add("--truncate", action="store_true", help="cut texts too long for a pre-trained model")
-    add("--top_k", type=at_least(1), default=8, help="results to list (default: 8)")
+    add("--top_k", type=at_least(1), default=8,
+        help="results to list for a row at most, labels too (default: 8)")
     add("--prior", type=at_least(0, float, 1), default=0.0, metavar="WEIGHT",
-        help="add popularity to the scores of items, weight 0 to 1, if the checkpoint has counts "
-             "(default: 0, as in Superbloom)")
+        help="add popularity to the scores of items, weight 0 to 1; requires a model that predicts "
+             "their hashes, and a checkpoint with counts (default: 0, as in Superbloom)")
     add("--device", default="cpu", help="cpu, cuda, or auto (default: cpu)")
     return parser
 

@@ -590,6 +590,14 @@ def test_prior_needs_counts_of_items(paths, name):
     assert_refused(infer.main, ["--ckpt", paths[name], "--prior", "0.5", "a"], "prior: expected")
 
 
+def test_prior_is_refused_where_the_head_searches_no_items(paths, tmp_path):
+    """It would have no effect. The checkpoint has counts, so nothing else is amiss."""
+    checkpoint = load_checkpoint(paths["fixed_set"])
+    torch.save(checkpoint | dict(item_counts=torch.ones(4)), tmp_path / "ckpt.pt")
+    flags = ["--ckpt", tmp_path, "--prior", "0.5", "x [MASK]"]
+    assert_refused(infer.main, flags, "--prior: expected", "head mlm")
+
+
 def test_shipped_model_of_item_sets_has_no_prior():
     flags = ["--ckpt", ROOT / "models/names.pt", "--prior", "0.5", "hour [MASK]"]
     assert_refused(infer.main, flags, "--prior: expected", "names.pt, do not: train again")
