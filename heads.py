@@ -5,7 +5,7 @@ Sources:
     [SR] Yamaguchi et al. 2021, Shuffle+Random
     [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
-Out of scope: labels and losses (objectives.py), and results as a user reads them (infer.py).
+Out of scope: labels and losses (objectives.py), and results as a user reads them (readouts.py).
 Notation:
     B batch   L positions   d hidden size (width)   M masked positions   N rows of a table
     k hash functions of R buckets each   s special tokens
@@ -32,7 +32,7 @@ class Head(nn.Module):
     """Base class. A subclass makes its matrices, and has the method forward, which returns logits.
 
     Attributes of a class:
-        method: the method of infer.Predictor for it, and its key in infer.READOUTS.
+        method: the method of infer.Predictor for it, and its key in readouts.READOUTS.
         predicts_rows: it scores rows of a table at masked positions, which [MASK] marks.
         scales_init: its matrices start with the std of deviation 1 of model.py.
 

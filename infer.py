@@ -11,12 +11,12 @@
     words, spans, probabilities = predictor.detect("a text")
     results = predictor.detect(["a text", "another"])  # in batches, a result for each
 
-Sources: [HF] Xue & Aletras 2022. [BERT] Devlin et al. 2019. [SB], [CM]: see objectives.py
-Out of scope: rows to token IDs (support/readers.py), batches (support/runner.py), neighbors of a
-    word (support/candidates.py), files (support/predict_file.py), scores (finetune.py --epochs 0)
-Notation: B batch   L positions   M masked positions   N rows of a table   V words to choose from
-    d hidden size   m vectors or hashes of an item   k results to return; in logits hashes of a word
-    R buckets of a hash   E items that a set shows
+Source: [HF] Xue & Aletras 2022
+Out of scope: rows to token IDs (support/readers.py), batches (support/runner.py), outputs to
+    results (readouts.py), neighbors of a word (support/candidates.py), files
+    (support/predict_file.py), scores (finetune.py --epochs 0)
+Notation: B batch   L positions   V items to choose from   d hidden size   m vectors of a word
+    k results to return
 
 A row goes one way:
 
@@ -30,19 +30,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coherent import popularity_prior
 from data.rows import add_reader_flags, reader_options
-from data.squad import V2, find_answers, sliding_windows
 from model import load_model
 from objectives import ShuffleRandom
-from search import beam_search, hash_logp
-from support.candidates import choose_candidates, find_neighbors, map_items
+from readouts import READOUTS
+from support.candidates import choose_candidates, find_neighbors
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from support.common import run_script
 from support.predict_file import write_rows, write_vectors
 from support.readers import MASK_WORD, SetReader, TextReader, read_all
 from support.runner import run_batches
-from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
+from tokenizer import HashTokenizer
 
 
 def infer(args):
@@ -67,289 +65,6 @@ def infer(args):
         write_vectors(args, predictor)
 
 
-def print_texts(predictor, rows, k):
-    """Print what a model says of the texts of the command line, at most k results for each."""
-    if len(predictor.columns) == 2:  # a row is a pair of them
-        if len(rows) % 2:
-            raise InputError(f"TEXT: expected {' and '.join(predictor.columns)}, got {rows}.")
-        rows = list(zip(rows[::2], rows[1::2]))
-    examples = read_all(predictor.read, rows)
-    for example, result in zip(examples, predictor.readout.predict(examples, k)):
-        predictor.readout.print_result(example.row, result, k)
-        for note in predictor.list_example_notes(example):
-            print(f"note: {note}")
-
-
-# What the heads say. A readout is a class for a `method` of heads.HEADS, and its line in READOUTS
-
-
-class Readout:
-    """Base class: how the outputs of a head become results.
-
-    A subclass has
-
-        interpret      (Example, its output, k) -> the result of a row; k is the most to return.
-                       If a row has several inputs, it has its own predict instead
-        print_result   (row, result, k): prints it for people
-
-    Args:
-        predictor: Predictor. A subclass reads its items, kinds or task, which say what the numbers
-            of an output stand for.
-    """
-
-    reads_windows = False  # whether it reads a long text whole, in windows
-
-    def __init__(self, predictor):
-        self.model = predictor.model
-        self.tokenizer = predictor.tokenizer
-        self.items = predictor.items
-        self.kinds = predictor.kinds
-        self.task = predictor.task
-
-    def check(self, example):
-        """Raise a ValueError if the head cannot read an Example."""
-
-    def forward(self, ids, key_mask):
-        """Return an output for each row of ids (B, L). key_mask is as in Model.forward."""
-        return self.model(ids, key_mask)
-
-    def predict(self, examples, k):
-        """Return the result of each Example, whatever batch it was in."""
-        inputs = [example.ids for example in examples]
-        batches = run_batches(self.model, self.tokenizer, inputs, self.forward)
-        results = [None] * len(examples)
-        for chosen, outputs in batches:
-            for i, output in zip(chosen, outputs):
-                results[i] = self.interpret(examples[i], output, k)
-        return results
-
-
-class WordJudge(Readout):
-    """Is each word of a text intact, shuffled or random? [HF §3.6]
-
-        "a cat"  ->  (["a", "cat"], [(0, 1), (2, 5)], [[0.9, 0.1, 0.0], [0.2, 0.1, 0.7]])
-
-    A result is (words, spans, probabilities):
-
-        words            list[str], those that were read, if the text was cut
-        spans            list[(start, end)], the characters of each word
-        probabilities    float (words, 3); column i is of kinds[i]
-    """
-
-    def check(self, example):
-        if not example.words:
-            raise ValueError("expected words, got none.")
-        if MASK in example.ids:
-            raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks, such "
-                             "as models/english-fill.pt.")
-
-    def interpret(self, example, logits, k):  # (L, 3)
-        num_read = len(example.ids) - 2  # without [CLS] and [SEP]
-        probabilities = logits[1:1 + num_read].softmax(-1).cpu()
-        return example.words[:num_read], example.spans[:num_read], probabilities
-
-    def print_result(self, text, result, k):
-        """Print a text with misplaced words as {word:kind}, then the k words least likely intact.
-
-            She looked out of the {kubernetes:random}.
-                    kubernetes   intact  8.7%   shuffled  0.3%   random 91.0%
-                           the   intact 99.6%   shuffled  0.4%   random  0.0%
-        """
-        words, spans, probabilities = result
-        labels = list(self.kinds)  # an objective may use some of the head's classes alone
-        best = probabilities[:, labels].argmax(1).tolist()  # a place in labels for each word
-        marked = ""
-        last = 0  # the first character that is not in `marked` yet
-        for (start, end), place in zip(spans, best):
-            if labels[place] != 0:  # not intact
-                marked += f"{text[last:start]}{{{text[start:end]}:{self.kinds[labels[place]]}}}"
-                last = end
-        _, end = spans[-1]
-        print(marked + text[last:end])  # what follows was not read
-        ranking = probabilities[:, 0].argsort(stable=True)
-        for i in ranking[:k].tolist():
-            line = f"  {self.tokenizer.splitter.show(words[i]):>16}"
-            for label, kind in self.kinds.items():
-                line += f"   {kind} {probabilities[i, label]:5.1%}"
-            print(line)
-
-
-class MaskReadout(Readout):
-    """Base class for heads that predict a [MASK]: a row with M of them has M rows of logits."""
-
-    def check(self, example):
-        if MASK not in example.ids:
-            raise ValueError(f"expected [MASK] in the first {self.model.config.length} "
-                             f"positions, got {example.row!r:.60}.")
-        if not example.words:  # a set, as a [MASK] of a text is among its words
-            raise ValueError("expected items that this model knows, split by tabs or spaces, got "
-                             f"{example.row!r:.60}.")
-
-    def forward(self, ids, key_mask):
-        """Return the logits of each row's [MASK].
-
-            rows "a [MASK] [MASK]" and "[MASK] cat"  ->  logits (2, ...) and (1, ...)
-        """
-        is_mask = ids == MASK  # (B, L)
-        [positions] = torch.where(is_mask.flatten())
-        logits = self.model(ids, key_mask, masked_positions=positions)
-        return logits.split(is_mask.sum(1).tolist())  # B times (M, ...)
-
-    def name_items(self, numbers, scores):
-        """Return pairs (item, score) of two tensors (k,). The number -1 is no item.
-
-            items cat, dog, mat; 2, 0, -1 and 0.7, 0.3, 0.0  ->  [("mat", 0.7), ("cat", 0.3)]
-        """
-        pairs = []
-        for number, score in zip(numbers.tolist(), scores.tolist()):
-            if number >= 0:
-                pairs.append((self.items[number], score))
-        return pairs
-
-
-class WordRanking(MaskReadout):
-    """Which words of the vocabulary does each [MASK] stand for? [BERT §3.1]
-
-    A result has for each [MASK] a list of the k best (word, probability). An item that the set
-    shows is not among them. With the vocabulary cat, dog, mat, and k = 2:
-
-        "the [MASK]", logits (5 special tokens), 2.0, 1.0, 0.0  ->  [[("cat", 0.67), ("dog", 0.24)]]
-    """
-
-    def interpret(self, example, logits, k):  # (M, N)
-        logits = logits[:, FIRST_WORD_ID:]  # (M, V): no special tokens
-        logits[:, list(example.shown)] = -torch.inf
-        best = logits.softmax(-1).topk(min(k, len(self.items)))  # values and indices (M, k)
-        # a shown item has the probability 0, and all have NaN if the set shows all items
-        is_item = best.values > 0
-        numbers = best.indices.where(is_item, -1)
-        return [self.name_items(*rows) for rows in zip(numbers, best.values)]
-
-    def print_result(self, row, result, k):
-        """Print the pairs of each [MASK] under its number, from 1 on."""
-        for number, pairs in enumerate(result, 1):
-            print(f"[MASK] {number}")
-            print_words(self.tokenizer, pairs)
-
-
-class ItemSearch(MaskReadout):
-    """Which item has the hashes that are predicted for a [MASK]? [SB §2.5] [CM]
-
-    The score of an item is the sum of the log-probabilities of its hashes. With two hashes of two
-    buckets, whose probabilities are (0.8, 0.2) and (0.3, 0.7):
-
-        cat, of buckets 0 and 1    log 0.8 + log 0.7 = -0.58
-        dog, of buckets 1 and 1    log 0.2 + log 0.7 = -1.97
-
-    A result has for each [MASK], of which a set has one, a dict:
-
-        items     list of the k best (name, score). An item that the set shows is not among them
-        scored    int, how many items the search scored to certify that these are the best
-        total     int, how many items there are
-    """
-
-    def __init__(self, predictor):
-        super().__init__(predictor)
-        self.item_map = map_items(self.tokenizer, self.items, predictor.config.buckets)
-        self.prior = None  # float (N,), what is added to the score of each item
-        if predictor.prior != 0.0:
-            self.prior = predictor.prior * popularity_prior(predictor.item_counts, self.item_map)
-
-    def interpret(self, example, logits, k):  # (M, k, R), or as hash_logp says
-        # (M, m, R): m hashes of an item
-        if self.model.head.is_stacked:
-            logp = hash_logp(logits, self.item_map)
-        else:  # a sketch: each hash has a softmax of its own
-            logp = logits.log_softmax(-1, dtype=torch.float32)
-        shown = torch.tensor(example.shown, dtype=torch.int64, device=logits.device)  # (E,)
-        # without a limit of rounds the search goes on until the k best are certified
-        found = beam_search(
-            logp, self.item_map, k, beam=k, rounds=None, exclude=shown.expand(len(logp), -1),
-            prior=self.prior)
-        result = []
-        for i, scored in enumerate(found.num_scored.tolist()):
-            pairs = self.name_items(found.ids[i], found.scores[i])
-            result.append(dict(items=pairs, scored=scored, total=len(self.items)))
-        return result
-
-    def print_result(self, row, result, k):
-        """Print the items of each [MASK], and how many of all the search has scored.
-
-            [MASK] 1   sums of log-probabilities; provably the best of 5,000, of which 104 ...
-                          door   -5.321
-                          room   -9.850
-        """
-        kind = "sums of log-probabilities"
-        if self.prior is not None:
-            kind += " and a prior"
-        for number, found in enumerate(result, 1):
-            print(f"[MASK] {number}   {kind}; provably the best of {found['total']:,}, of which "
-                  f"{found['scored']:,} were scored")
-            print_words(self.tokenizer, found["items"])
-
-
-class Labels(Readout):
-    """Which label has a text, or a pair of texts?
-
-        labels up and down, logits 1.0 and -1.0  ->  [("up", 0.88), ("down", 0.12)]
-
-    A result is a list of the k best (label, probability), all of them if k is None. A regression
-    has one (name of the label column, number).
-    """
-
-    def interpret(self, example, logits, k):  # (labels,)
-        if self.task.get("labels") is None:
-            mean, deviation = self.task["scale"]
-            return [(self.task["label"], logits.item() * deviation + mean)]
-        pairs = zip(self.task["labels"], logits.softmax(-1).tolist())
-        return sorted(pairs, key=lambda pair: -pair[1])[:k]
-
-    def print_result(self, row, result, k):
-        print_pairs(result)
-
-
-class Answers(Readout):
-    """Which words of a context answer a question? [BERT §4.2]
-
-        ("Who wrote it?", "Ada Lovelace wrote it.")  ->  ("Ada Lovelace", 3.2)
-
-    A row is (question, context). A result is the answer, "" for none; and its score minus that of
-    none, float. Here 3.2 = 4.0 for the start "Ada" + 3.7 for the end "Lovelace" - 4.5 for none.
-    """
-
-    reads_windows = True
-
-    def predict(self, examples, k):
-        """Return the result of each Example. The best span of all windows of its context counts."""
-        windows = []  # (number of the Example, Window)
-        for number, example in enumerate(examples):
-            question, context = example.text_ids
-            for window in sliding_windows(question, context, self.model.config.length):
-                windows.append((number, window))
-        inputs = [window.ids for _, window in windows]
-        batches = run_batches(self.model, self.tokenizer, inputs, self.forward)
-        pairs = [example.row for example in examples]
-        spans = [example.spans for example in examples]  # of the words of each context
-        allow_no_answer = self.task["name"] == V2
-        answers, margins = find_answers(pairs, windows, spans, batches, allow_no_answer)
-        return list(zip(answers, margins.tolist()))
-
-    def print_result(self, row, result, k):
-        answer, margin = result
-        if not answer:
-            answer = "(no answer)"
-        print_pairs([(answer, margin)])
-
-
-READOUTS = {  # the method of a head -> how its outputs are read
-    "detect": WordJudge,
-    "fill_mask": WordRanking,
-    "predict_missing": ItemSearch,
-    "classify": Labels,
-    "answer": Answers,
-}
-
-
 # A model for users
 
 
@@ -361,8 +76,9 @@ class Predictor:
     results, or takes one row and returns its result alone. A list is always several rows.
 
     The head of the model decides which of detect, fill_mask, predict_missing, classify and answer
-    it has; predict calls that one. Every model has embed and neighbors. list_notes(row) says which
-    items of a row the model does not know, and what it cuts off. Threads may share a Predictor.
+    it has; predict calls that one. k is the most results that a row gets: 8, but all labels in
+    classify. Every model has embed and neighbors. list_notes(row) says which items of a row the
+    model does not know, and what it cuts off. Threads may share a Predictor.
 
     Args:
         path: str, a checkpoint or its folder.
@@ -375,11 +91,12 @@ class Predictor:
 
     Attributes:
         task: dict, what finetune.py says about its task; empty after pretrain.py.
+        is_fine_tuned: bool, whether finetune.py trained it.
         columns: list[str], the name of each text of a row.
         kinds: dict, label -> name, what detect says of a word.
         words: list[str], what neighbors searches.
         items: list[str], what a [MASK] may stand for.
-        item_counts: tensor (N,), how often each item occurs; None: the checkpoint has none.
+        item_counts: int tensor (V,), how often each item occurs; None: the checkpoint has none.
         reader: Reader, which turns rows into Examples.
         readout: Readout, which turns the outputs of the head into results.
 
@@ -395,30 +112,43 @@ class Predictor:
             self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)
         self.model.to(device).requires_grad_(False)
         self.task = checkpoint.get("task", {})
+        self.is_fine_tuned = bool(self.task)
         self.columns = self.task.get("texts", ["text"])
         self.kinds = checkpoint.get("kinds")
         if self.kinds is None:  # the objective has none, or the checkpoint is older
             self.kinds = ShuffleRandom.kinds
+        self.item_counts = checkpoint.get("item_counts")  # None: of texts, or older than these
         if words is None:
             words = checkpoint["words"]
         self.words, self.items = choose_candidates(self.tokenizer, words)
+        self.prior = prior
 
+        self.reader = self.choose_reader(truncate)
+        self.readout = self.choose_readout(path)
+
+    def choose_reader(self, truncate):
+        """Return the reader of what the model was trained on: texts, or item sets."""
         length = self.config.length
         # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
-        may_cut = truncate or bool(self.task)
-        if self.config.order:
-            has_masks = not self.task  # in fine-tuning [MASK] is ordinary text
-            self.reader = TextReader(self.tokenizer, length, may_cut, self.columns, has_masks)
-        else:
-            self.reader = SetReader(self.tokenizer, length, may_cut, self.items)
-        self.prior = prior
-        self.item_counts = checkpoint.get("item_counts")  # None: of texts, or older than these
-        if prior != 0.0 and self.item_counts is None:
+        may_cut = truncate or self.is_fine_tuned
+        if not self.config.order:
+            return SetReader(self.tokenizer, length, may_cut, self.items)
+        # in fine-tuning [MASK] is ordinary text
+        has_masks = not self.is_fine_tuned
+        return TextReader(self.tokenizer, length, may_cut, self.columns, has_masks)
+
+    def choose_readout(self, path):
+        """Return the readout of the head, or raise InputError if it cannot use the prior."""
+        readout_class = READOUTS[self.model.head.method]
+        if self.prior != 0.0 and not readout_class.uses_prior:
+            raise InputError("--prior: expected a model that predicts items by their hashes, got "
+                             f"{path} (head {self.config.head}). Leave --prior out.")
+        if self.prior != 0.0 and self.item_counts is None:
             raise InputError("--prior: expected a model of item sets whose checkpoint counts its "
                              f"items, got {path}. Older ones, such as models/names.pt, do not: "
                              "train again.")
-        readout_class = READOUTS[self.model.head.method]
-        self.readout = readout_class(self)
+        return readout_class(
+            self.model, self.tokenizer, self.items, self.task, self.item_counts, self.prior)
 
     # What the head says
 
@@ -450,7 +180,7 @@ class Predictor:
         return self.ask("predict_missing", rows, k)
 
     def classify(self, rows, k=None):
-        """Label a text or a pair: the k best (label, probability), or all, see Labels."""
+        """Label a text or a pair: the k best (label, probability), all for None, see Labels."""
         return self.ask("classify", rows, k)
 
     def answer(self, rows):
@@ -496,15 +226,15 @@ class Predictor:
         batches = run_batches(self.model, self.tokenizer, inputs, self.model.encode)
         for chosen, outputs in batches:  # (B,) and (B, L, m, d)
             for i, output in zip(chosen, outputs):
-                if examples[i].words or self.task:
+                if examples[i].words or self.is_fine_tuned:
                     vectors[i] = output[:len(inputs[i])].mean((0, 1)).cpu()  # the rest is padding
         return vectors
 
     def neighbors(self, words, k=8):
         """Find the k words that are most similar to a word: (word, cosine). [HF §3.3]
 
-        The word need not occur in training: see find_neighbors. A call hashes all of self.words,
-        so look up many words at once.
+        A model of item sets has items for words. The word need not occur in training: see
+        find_neighbors. A call hashes all of self.words, so look up many words at once.
         """
         if not isinstance(words, list):
             return self.neighbors([words], k)[0]
@@ -513,6 +243,84 @@ class Predictor:
 
 
 # What people read
+
+
+def print_texts(predictor, rows, k):
+    """Print what a model says of the texts of the command line, at most k results for each."""
+    if len(predictor.columns) == 2:  # a row is a pair of them
+        if len(rows) % 2:
+            raise InputError(f"TEXT: expected {' and '.join(predictor.columns)}, got {rows}.")
+        rows = list(zip(rows[::2], rows[1::2]))
+    examples = read_all(predictor.read, rows)
+    for example, result in zip(examples, predictor.readout.predict(examples, k)):
+        print_result(predictor, example.row, result, k)
+        for note in predictor.list_example_notes(example):
+            print(f"note: {note}")
+
+
+def print_result(predictor, row, result, k):
+    """Print the result of a row, whose form depends on the method: see readouts.py."""
+    method = predictor.model.head.method
+    if method == "detect":
+        print_judged_words(predictor, row, result, k)
+    elif method == "fill_mask":
+        for number, pairs in enumerate(result, 1):
+            print(f"[MASK] {number}")
+            print_words(predictor.tokenizer, pairs)
+    elif method == "predict_missing":
+        print_found_items(predictor, result)
+    elif method == "classify":
+        print_pairs(result)
+    elif method == "answer":
+        answer, margin = result
+        if not answer:
+            answer = "(no answer)"
+        print_pairs([(answer, margin)])
+    else:
+        raise NotImplementedError(method)
+
+
+def print_judged_words(predictor, text, result, k):
+    """Print a text with misplaced words as {word:kind}, then the k words least likely intact.
+
+        She looked out of the {kubernetes:random}.
+                kubernetes   intact  8.7%   shuffled  0.3%   random 91.0%
+                       the   intact 99.6%   shuffled  0.4%   random  0.0%
+    """
+    words, spans, probabilities = result
+    kinds = predictor.kinds
+    labels = torch.tensor(list(kinds))  # an objective may use some of the head's classes alone
+    best = labels[probabilities[:, labels].argmax(1)]  # (words,), the most likely of these
+    marked = ""
+    last = 0  # the first character that is not in `marked` yet
+    for (start, end), label in zip(spans, best.tolist()):
+        if label != 0:  # not intact
+            marked += f"{text[last:start]}{{{text[start:end]}:{kinds[label]}}}"
+            last = end
+    _, end = spans[-1]
+    print(marked + text[last:end])  # what follows was not read
+    ranking = probabilities[:, 0].argsort(stable=True)
+    for i in ranking[:k].tolist():
+        line = f"  {predictor.tokenizer.splitter.show(words[i]):>16}"
+        for label, kind in kinds.items():
+            line += f"   {kind} {probabilities[i, label]:5.1%}"
+        print(line)
+
+
+def print_found_items(predictor, result):
+    """Print the items of each [MASK], and how many of all the search has scored.
+
+        [MASK] 1   sums of log-probabilities; provably the best of 5,000, of which 104 were scored
+                      door   -5.321
+                      room   -9.850
+    """
+    kind = "sums of log-probabilities"
+    if predictor.prior != 0.0:
+        kind += " and a prior"
+    for number, found in enumerate(result, 1):
+        print(f"[MASK] {number}   {kind}; provably the best of {found['total']:,}, of which "
+              f"{found['scored']:,} were scored")
+        print_words(predictor.tokenizer, found["items"])
 
 
 def print_words(tokenizer, pairs):
@@ -553,7 +361,8 @@ def build_parser():
     source = parser.add_mutually_exclusive_group(required=True).add_argument
     source("texts", nargs="*", default=[], metavar="TEXT",
            help="a text, or an item set; for a model of pairs both texts of each pair")
-    source("--near", nargs="+", metavar="WORD", help="list the words most similar to these")
+    source("--near", nargs="+", metavar="WORD",
+           help="list the words, or items, most similar to these")
     source("--file",
            help="print a JSON object for each row of a table or text: columns, notes, prediction")
     add("--ckpt", metavar="DIR",
@@ -567,10 +376,11 @@ def build_parser():
         help="columns to read in --file (default: the task's, text, or the only one)")
     add_reader_flags(add)
     add("--truncate", action="store_true", help="cut texts too long for a pre-trained model")
-    add("--top_k", type=at_least(1), default=8, help="results to list (default: 8)")
+    add("--top_k", type=at_least(1), default=8,
+        help="results to list for a row at most, labels too (default: 8)")
     add("--prior", type=at_least(0, float, 1), default=0.0, metavar="WEIGHT",
-        help="add popularity to the scores of items, weight 0 to 1, if the checkpoint has counts "
-             "(default: 0, as in Superbloom)")
+        help="add popularity to the scores of items, weight 0 to 1; requires a model that predicts "
+             "their hashes, and a checkpoint with counts (default: 0, as in Superbloom)")
     add("--device", default="cpu", help="cpu, cuda, or auto (default: cpu)")
     return parser
 

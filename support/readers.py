@@ -54,6 +54,7 @@ class Reader:
 
         read         (row) -> Example for the model's head
         list_notes   (Example) -> what a user has to know about how it was read, list[str]
+        noun         what messages call a word of it
 
     Args:
         tokenizer: HashTokenizer.
@@ -72,10 +73,10 @@ class Reader:
         return self.read(row)
 
     def read_word(self, text):
-        """Return the one word of a text, as the tokenizer writes it."""
+        """Return the one word, or item, of a text, as the tokenizer writes it."""
         words, _ = self.splitter.split(text)
         if len(words) != 1 or not self.tokenizer.is_known(words)[0]:
-            raise InputError(f"expected one word that this model knows, got {text!r:.60}.")
+            raise InputError(f"expected one {self.noun} that this model knows, got {text!r:.60}.")
         return words[0]
 
     def list_unknown(self, words):
@@ -102,6 +103,8 @@ class TextReader(Reader):
         columns: list[str], the name of each text of a row.
         has_masks: bool, whether [MASK] in a text marks a word to predict.
     """
+
+    noun = "word"
 
     def __init__(self, tokenizer, length, may_cut, columns, has_masks):
         super().__init__(tokenizer, length, may_cut)
@@ -168,6 +171,8 @@ class SetReader(Reader):
         tokenizer, length, may_cut: as for Reader.
         items: list[str], those that the model chooses from; some have spaces.
     """
+
+    noun = "item"
 
     def __init__(self, tokenizer, length, may_cut, items):
         super().__init__(tokenizer, length, may_cut)

@@ -136,6 +136,7 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     ("pair", lambda p: p.classify(["a", "b"]), "row 1: expected a text or a tuple"),
     ("detect", lambda p: p.detect(""), "expected words, got none"),
     ("detect", lambda p: p.neighbors("日本"), "expected one word that this model knows"),
+    ("fixed_set", lambda p: p.neighbors("nope"), "expected one item that this model knows"),
 ])
 def test_input_that_does_not_fit_is_refused(untrained, name, call, message):
     with pytest.raises(InputError) as error:
@@ -213,7 +214,7 @@ def test_class_that_an_objective_leaves_out_is_never_printed(paths, tmp_path, ca
     torch.save(checkpoint | dict(kinds={0: "intact", 2: "strange"}), tmp_path / "ckpt.pt")
     probabilities = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.5, 0.4]])
     result = (["a", "cat"], [(0, 1), (2, 5)], probabilities)
-    Predictor(str(tmp_path)).readout.print_result("a cat", result, 2)
+    infer.print_result(Predictor(str(tmp_path)), "a cat", result, 2)
     out = capsys.readouterr().out
     assert out.splitlines()[0] == "a {cat:strange}"
     assert "shuffled" not in out
@@ -347,7 +348,7 @@ def test_items_of_a_set_are_not_proposed_again(untrained):
     ("answer", ("", -0.25), [f"{'(no answer)':>18}   -0.250"]),
 ])
 def test_print_result_shows_what_the_pages_print(untrained, capsys, name, result, lines):
-    untrained[name].readout.print_result("a b c", result, 8)
+    infer.print_result(untrained[name], "a b c", result, 8)
     assert capsys.readouterr().out.splitlines() == lines
 
 
@@ -588,6 +589,14 @@ def test_prior_is_of_the_training_sets_and_changes_scores_by_its_weight(sets_run
 @pytest.mark.parametrize("name", ["detect", "missing", "fixed_set", "set"])
 def test_prior_needs_counts_of_items(paths, name):
     assert_refused(infer.main, ["--ckpt", paths[name], "--prior", "0.5", "a"], "prior: expected")
+
+
+def test_prior_is_refused_where_the_head_searches_no_items(paths, tmp_path):
+    """It would have no effect. The checkpoint has counts, so nothing else is amiss."""
+    checkpoint = load_checkpoint(paths["fixed_set"])
+    torch.save(checkpoint | dict(item_counts=torch.ones(4)), tmp_path / "ckpt.pt")
+    flags = ["--ckpt", tmp_path, "--prior", "0.5", "x [MASK]"]
+    assert_refused(infer.main, flags, "--prior: expected", "head mlm")
 
 
 def test_shipped_model_of_item_sets_has_no_prior():
