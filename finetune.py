@@ -25,16 +25,13 @@ Notation:
     data["train"]    the rows that train
     data["select"]   those that choose the weights; none with --select 0
     data["dev"]      those that are scored
-Order: a job, from its model to its scores; its control; what jobs start from; all jobs of a run
+Order: a job, from its model to its scores; its control; all jobs of a run
 """
 
-import collections
 import copy
 import dataclasses
 import gc
-import hashlib
 import math
-import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -44,24 +41,15 @@ import torch
 import torch.nn as nn
 
 from data.batches import length_batches, pad_batch
-from data.classification import Examples
-from data.codes import report_unknown
 from data.tasks import TASKS, list_tasks, read_task
-from hashing import NgramLSH
-from model import PRESETS, STEP_STRIDE, Config, Model, load_model
-from support.common import InputError, Ranks, autocast, blame, find_checkpoint, fingerprint
-from support.common import load_checkpoint, lock_output, make_parser, quote_command
+from model import STEP_STRIDE, Model
+from support.common import InputError, Ranks, autocast, fingerprint, lock_output, make_parser
 from support.common import resolve_device, run_script, save_checkpoint, send, write_json
 from support.finetune_flags import add_run_flags, check_flags, fill_flags
-from support.results import RESULTS_FORMAT, Outcome, Result, check_out, job_path, keep_best_model
-from support.results import model_path, read_result, summarize, write_results
+from support.jobs import check_out, collect_results, job_path, share_jobs
+from support.pretrained import encode_rows, fit_head, load_pretrained
+from support.results import RESULTS_FORMAT, Outcome, Result
 from support.run import NEAR_WORDS
-from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
-from words import list_words
-
-# What other files use: bench/misspell.py evaluate, train, encode_splits, BagOfWords, both recipes;
-# baselines/canine.py list_seeds, encode_splits, choose_recipe, train_and_score; bench/ main and
-# build_parser.
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak
@@ -80,12 +68,12 @@ def run_job(args, runtime, pretrained, data, seed):
     Args:
         args: Namespace, the flags.
         runtime: support.common.Runtime, the device and the dtype.
-        pretrained: Pretrained, what the model starts from.
+        pretrained: support.pretrained.Pretrained, what the model starts from.
         data: dict, split -> Examples.
         seed: int, decides fresh weights, dropout and the order of the examples.
     """
     train_data = data["train"]
-    recipe = choose_recipe(args, data, seed, runtime.dtype)
+    recipe = choose_recipe(args, data, seed, runtime.dtype, pretrained.config.lsh_redraw)
     model = build_model(args, runtime, pretrained, train_data, seed)
     outcome = train_and_score(model, data, recipe)
     save_model(args, pretrained, train_data, model, outcome, seed)
@@ -119,20 +107,24 @@ class Recipe(NamedTuple):
     eval_every: int  # steps between evaluations
     seed: int  # decides the order of the examples
     dtype: str  # of matrix products
+    redraw: bool  # new hyperplanes of LSH attention in each step
 
 
-def choose_recipe(args, data, seed, dtype):
+def choose_recipe(args, data, seed, dtype, redraw=False):
     """Return the Recipe of a job, as the flags say."""
     title = f"{data['train'].task.name}, seed {seed}"
     eval_every = args.eval_every
     if eval_every is None:  # twice per epoch
         steps_per_epoch = math.ceil(len(data["train"].ids) / args.batch)
         eval_every = max(1, steps_per_epoch // 2)
-    return Recipe(title, args.epochs, args.batch, args.lr, eval_every, seed, dtype)
+    return Recipe(title, args.epochs, args.batch, args.lr, eval_every, seed, dtype, redraw)
 
 
 def train_and_score(model, data, recipe):
-    """Train a model as train does, and score it on data["dev"]; return its Outcome."""
+    """Train a model in place, as train does, and score it on data["dev"]; return its Outcome.
+
+    Afterwards the model has the weights of the best evaluation; without selection rows, the last.
+    """
     best, log = train(model, data, recipe)
     # the last weights are scored too: this shows what the choice brings
     last_scores, predicted = evaluate(model, data["dev"])
@@ -144,15 +136,17 @@ def train_and_score(model, data, recipe):
 
 
 def save_model(args, pretrained, train_data, model, outcome, seed):
-    """Write the checkpoint of a job, for infer.py."""
+    """Write the checkpoint of a job, for infer.py: the model as train_and_score leaves it."""
     task = train_data.task
     tokenizer = train_data.tokenizer
     words = pretrained.words
     if words is None:
         words = tokenizer.words[:NEAR_WORDS]
-    save_checkpoint(f"{job_path(args.out, task.name, seed)}.pt", model, tokenizer.state(),
-                    run=outcome.scores, words=words,
-                    task=task.identity() | dict(scale=task.scale))
+    save_checkpoint(
+        f"{job_path(args.out, task.name, seed)}.pt", model, tokenizer.state(),
+        run=outcome.scores,  # pretrain.py has settings there, and --init_from misses them
+        words=words,
+        task=task.identity() | dict(scale=task.scale))  # support.pretrained.fit_head reads it
 
 
 # --------------------------------------------------------------------------------------------------
@@ -181,8 +175,7 @@ def train(model, data, recipe):
     for step, indices in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * lr_factor(step, num_steps)
-        # LSH attention may take new hyperplanes in each step; the control has none
-        if isinstance(model, Model) and model.config.lsh_redraw:
+        if recipe.redraw:
             model.redraw_hyperplanes(recipe.seed * STEP_STRIDE + step)
         losses.append(train_step(model, optimizer, train_data, indices, recipe.dtype))
 
@@ -203,13 +196,13 @@ class Best:
     """The weights of the best evaluation so far. The eval_loss decides between equal scores.
 
     Attributes:
-        score: float, 0 before the first evaluation.
+        score: float, on the selection rows, or None before the first evaluation.
         eval_loss: float, of these weights on the selection rows.
         weights: dict, or None before the first evaluation.
     """
 
     def __init__(self):
-        self.score = 0.0
+        self.score = None
         self.eval_loss = math.inf
         self.weights = None
 
@@ -323,7 +316,7 @@ def choose_control_recipe(recipe, data):
     Example: 357 rows in batches of 16 are 23 steps per epoch. A model trains 3 epochs, 69 steps,
     and the bag of words 14 epochs, 322 steps.
     """
-    recipe = recipe._replace(title=f"{recipe.title}, bag of words", lr=BAG_LR)
+    recipe = recipe._replace(title=f"{recipe.title}, bag of words", lr=BAG_LR, redraw=False)
     epochs = math.ceil(BAG_STEPS * recipe.batch / len(data["train"].ids))
     if epochs <= recipe.epochs:
         return recipe
@@ -332,114 +325,19 @@ def choose_control_recipe(recipe, data):
 
 
 # --------------------------------------------------------------------------------------------------
-# What jobs start from: weights, and rows as token IDs
-
-
-@dataclasses.dataclass
-class Pretrained:
-    """The model of --ckpt. With --preset it has sizes alone, and with --from_scratch no weights."""
-
-    config: Config
-    weights: dict  # name -> tensor; those that are not here are fresh
-    task: dict  # that the head was trained for, as save_model writes it; {}: no head was trained
-    tokenizer: dict | None = None  # its state; None: it is built from the training rows
-    words: list | None = None  # that infer.py --near searches; None: those of the training rows
-    digest: str | None = None  # of the checkpoint's file
-
-    def has_head(self, task):
-        """Return whether the head was trained for this task: same name, columns and labels."""
-        return task.identity().items() <= self.task.items()
-
-
-def load_pretrained(args):
-    """Return the Pretrained model of --ckpt or --preset."""
-    if args.preset:
-        return Pretrained(Config.choose(PRESETS[args.preset]), weights={}, task={})
-    checkpoint = load_checkpoint(args.ckpt)
-    with blame(args.ckpt):
-        model = load_model(checkpoint)
-    config = model.config
-    if not config.order:
-        raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
-    weights = model.state_dict()  # by today's names
-    task = checkpoint.get("task", {})
-    if args.from_scratch:
-        weights = {}
-        task = {}
-    content = Path(find_checkpoint(args.ckpt)).read_bytes()
-    return Pretrained(config, weights, task, checkpoint["tokenizer"], checkpoint["words"],
-                      digest=hashlib.sha256(content).hexdigest())
-
-
-def fit_head(pretrained, task):
-    """Return what the jobs of a task start from, a Pretrained, and the task in units of its head.
-
-    A head that was trained for this very task stays, and predicts numbers in the units of its own
-    training. Any other head is left out of the weights.
-    """
-    if pretrained.has_head(task):
-        return pretrained, dataclasses.replace(task, scale=pretrained.task.get("scale"))
-    weights = {name: weight for name, weight in pretrained.weights.items()
-               if not name.startswith("head.")}
-    return dataclasses.replace(pretrained, weights=weights), task
-
-
-def encode_rows(task, rows, pretrained):
-    """Return the rows of a task as token IDs, `data`; print how many there are."""
-    with blame("--ckpt, --preset"):
-        tokenizer = build_tokenizer(pretrained, rows["train"])
-        data = encode_splits(task, rows, tokenizer, pretrained.config.length)
-    ids = np.concatenate(data["train"].ids)
-    counts = np.bincount(ids, minlength=FIRST_WORD_ID + len(tokenizer.words))
-    report_unknown(tokenizer, tokenizer.words, counts)
-    sizes = ", ".join(f"{split} {examples.num_rows:,}" for split, examples in data.items())
-    print(f"{task.name}: rows {sizes}; of train {data['train'].notes}", flush=True)
-    return data
-
-
-def build_tokenizer(pretrained, train_rows):
-    """Return the tokenizer of a checkpoint, or one whose hash knows the words of the rows."""
-    if pretrained.tokenizer is not None:
-        return HashTokenizer.load(pretrained.tokenizer, pretrained.config)
-    word_counts = collections.Counter()
-    for texts, _ in train_rows:
-        for text in texts:
-            word_counts.update(list_words(text))
-    tokenizer = make_tokenizer(pretrained.config, hash=NgramLSH.fit(word_counts))
-    tokenizer.add_words([word for word, _ in word_counts.most_common()])
-    return tokenizer
-
-
-def encode_splits(task, rows, tokenizer, length):
-    """Return the rows of each split as token IDs: dict, split -> Examples.
-
-    Args:
-        task: Task.
-        rows: dict, split -> list of (texts, label).
-        tokenizer: HashTokenizer, or CharacterTokenizer of baselines/canine.py. It learns the words.
-        length: int, the most positions of an example.
-    """
-    data: dict[str, Examples] = {}
-    for split, split_rows in rows.items():
-        data[split] = task.examples(task, split_rows, tokenizer, length)
-    return data
-
-
-# --------------------------------------------------------------------------------------------------
 # The script: all tasks, seeds and ranks
 
 
 def finetune(args, ranks):
-    """Run one job for each task and seed, then write and print the means over the seeds.
+    """Prepare a job for each task and seed, then run them.
 
     Returns:
         dict, the content of results.json; None on ranks other than the first.
     """
-    # Settings: what a flag leaves open follows from the checkpoint. Then they never change
+    # Settings: what a flag leaves open follows from the checkpoint
     check_flags(args)
     pretrained = load_pretrained(args)
-    pool = pretrained.config.pool if pretrained.task else None  # of the head of any earlier task
-    fill_flags(args, pretrained.config.width, pool)
+    args = fill_flags(args, pretrained.config.width, pretrained.pool)
 
     # Device: torchrun starts a process, called rank, for each GPU
     ranks.connect("cpu", days=30)  # they exchange nothing: each has jobs of its own
@@ -456,8 +354,15 @@ def finetune(args, ranks):
     settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype,
                     format=RESULTS_FORMAT, train_and_dev_rows=fingerprint(rows),
                     checkpoint=pretrained.digest)
+    return run_all(args, runtime, pretrained, tasks, rows, settings, ranks)
 
-    # Jobs: the folder --out holds those of one choice of settings
+
+def run_all(args, runtime, pretrained, tasks, rows, settings, ranks):
+    """Run this rank's jobs in --out, which holds those of one choice of settings.
+
+    Returns:
+        what finetune returns, the means over the seeds. They are written and printed, too.
+    """
     with lock_output(args.out, ranks.rank):
         check_out(args.out, settings)
         if ranks.is_first:
@@ -474,27 +379,6 @@ def finetune(args, ranks):
             return collect_results(args, tasks, settings)
 
 
-def list_seeds(args):
-    """Return the seeds of each task."""
-    return range(args.seed, args.seed + args.seeds)
-
-
-def share_jobs(args, rows, ranks):
-    """Return this rank's part of the jobs that are left: dict, name of a task -> list of seeds.
-
-    Rank r takes the jobs r, r + world, ..., the longest first: each has about as much to do.
-    """
-    jobs = []
-    for name in sorted(rows, key=lambda name: -len(rows[name]["train"])):
-        for seed in list_seeds(args):
-            if not os.path.exists(f"{job_path(args.out, name, seed)}.json"):
-                jobs.append((name, seed))
-    seeds_of_task = collections.defaultdict(list)
-    for name, seed in jobs[ranks.rank::ranks.world]:
-        seeds_of_task[name].append(seed)
-    return seeds_of_task
-
-
 def run_jobs(args, runtime, pretrained, task, rows, seeds):
     """Run the job of each seed of a task, and write its results."""
     start, task = fit_head(pretrained, task)
@@ -503,26 +387,6 @@ def run_jobs(args, runtime, pretrained, task, rows, seeds):
         result = run_job(args, runtime, start, data, seed)
         write_json(f"{job_path(args.out, task.name, seed)}.json", dataclasses.asdict(result))
         gc.collect()  # a compiled model refers to itself, and would stay in memory
-
-
-def collect_results(args, tasks, settings):
-    """Write and print the means over the seeds; return the content of results.json.
-
-    Of each task the model of one seed is kept, the best on the selection rows.
-    """
-    summaries = {}
-    for name in tasks:
-        results = []
-        for seed in list_seeds(args):
-            results.append(read_result(f"{job_path(args.out, name, seed)}.json"))
-        summaries[name] = summarize(results)
-        keep_best_model(args, name, results)
-    content = write_results(args.out, summaries, settings)
-    *_, last = tasks.values()
-    command = ["python", "infer.py", "--ckpt", model_path(args, last.name)]
-    command += [f"some {column}" for column in last.text_columns]
-    print(f"Saved {args.out}/results.json. Next: {quote_command(command)}")
-    return content
 
 
 # --------------------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ from embeddings import EMBEDDINGS, INIT_STD, init_normal, unpack_bits
 from heads import HEADS
 from support.config import PRESETS, Config
 
-__all__ = ["HEADS", "PRESETS", "Config", "Model", "count_parameters", "load_model"]
+__all__ = ["HEADS", "PRESETS", "STEP_STRIDE", "Config", "Model", "TransformerLayer",
+           "count_parameters", "load_model", "parameter_groups"]
 
 BERT_WIDTH = 768  # the hidden size that INIT_STD is for [BERT §3]
 # Amplitude of the position sinusoids, in units of the std of a word's vector. With an amplitude of
@@ -96,6 +97,7 @@ class InputEmbedding(nn.Module):
             self.specials = SpecialVectors(c.special_tokens, c.width, self.embedding.has_word_row)
         self.positions = None
         if c.order:
+            # the first spare_positions rows are never read: RoBERTa and the paper's counts have two
             self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
         self.types = nn.Embedding(c.types, c.width)
         self.norm = nn.LayerNorm(c.width)
@@ -108,10 +110,7 @@ class InputEmbedding(nn.Module):
         x = self.embed_words(ids, codes)
         if not self.embedding.is_stacked:
             x = x.unsqueeze(2)  # (B, L, m, d), m = 1
-        types = self.types.weight[0]  # (d,)
-        if c.order and c.types > 1:
-            types = self.types(self.find_second_text(ids)).unsqueeze(2)  # (B, L, 1, d)
-        x = x + types
+        x = x + self.embed_types(ids)
         if c.order:
             positions = self.positions.weight[c.spare_positions:][:L].unsqueeze(1)  # (L, 1, d)
             m = x.shape[2]
@@ -125,6 +124,12 @@ class InputEmbedding(nn.Module):
             x = self.specials(x, ids)
         return x
 
+    def embed_types(self, ids):
+        """Return type vectors (B, L, 1, d), or (d,) where no text can be the second."""
+        if not self.config.order or self.config.types == 1:
+            return self.types.weight[0]
+        return self.types(self.find_second_text(ids)).unsqueeze(2)
+
     def find_second_text(self, ids):
         """Return 0 for the first text and 1 for the second, int64 (B, L).
 
@@ -136,8 +141,9 @@ class InputEmbedding(nn.Module):
             type      0   0   0     1   1   1         0   0 0   0     0     0
         """
         is_sep = ids == self.config.sep_id
-        is_divided = is_sep[:, :-2] & is_sep[:, 1:-1] & (ids[:, 2:] != 0)  # (B, L - 2)
-        is_divided = F.pad(is_divided, (1, 1))  # (B, L), True at the second [SEP]
+        follows_sep = F.pad(is_sep[:, :-1], (1, 0))  # (B, L)
+        has_more = F.pad(ids[:, 1:] != 0, (0, 1))  # (B, L), False before padding and at the end
+        is_divided = is_sep & follows_sep & has_more  # True at the second [SEP]
         return is_divided.cumsum(1).clamp(max=1)
 
     def init_weights(self):
@@ -250,7 +256,8 @@ class Model(nn.Module):
             return self.head(x.mean(2), key_mask)  # an item is the mean of its m vectors
         assert masked_positions is not None, "masked_positions: required by mlm and hash-mlm"
         x = x.flatten(0, 1)[masked_positions]  # (M, m, d)
-        # subtle: if the head held the embedding's table, load_model would untie the two
+        # subtle: the head must not hold the embedding's table. The table would have two names, and
+        # load_model makes a parameter for each name: from then on the two would differ
         table = self.inputs.embedding.weight if self.config.tied else None
         return self.head(x, table, rows)
 
@@ -303,10 +310,6 @@ class Model(nn.Module):
         for layer in self.layers:
             layer.attention.redraw(layer.make_generator(seed))
 
-    def load_state_dict(self, weights, **options):
-        """Load weights, also those of an older checkpoint, whose names were others."""
-        return super().load_state_dict(rename_weights(weights, self.state_dict()), **options)
-
     @property
     def device(self):
         """The device of the weights."""
@@ -335,6 +338,9 @@ def sinusoids(length, width):
 def load_model(checkpoint):
     """Return the Model of a checkpoint, in evaluation mode.
 
+    Args:
+        checkpoint: dict, as support.common.load_checkpoint returns it: weights by today's names.
+
     Raises:
         ValueError: The config has unknown fields or values, or the weights do not fit it.
     """
@@ -347,34 +353,6 @@ def load_model(checkpoint):
     except RuntimeError as error:
         raise ValueError(f"weights: {str(error):.200}") from error
     return model.float().eval()  # those in models/ have half precision
-
-
-# How names of weights begin in older checkpoints, and today. The first that fits is taken
-OLD_NAMES = {
-    "head.1.": "head.dense.",
-    "head.4.": "head.out.",
-    "head.": "head.linear.",
-    "": "inputs.",
-}
-
-
-def rename_weights(weights, names):
-    """Return weights by today's names.
-
-        norm.weight -> inputs.norm.weight        head.4.bias -> head.out.bias
-
-    Args:
-        weights: dict, name -> tensor, of a checkpoint.
-        names: those of the model, which are not changed.
-    """
-    renamed = {}
-    for name, weight in weights.items():
-        for old, new in OLD_NAMES.items():
-            if name not in names and name.startswith(old):
-                name = new + name.removeprefix(old)
-                break
-        renamed[name] = weight
-    return renamed
 
 
 def parameter_groups(model, decay):

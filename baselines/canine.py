@@ -34,12 +34,14 @@ import torch.nn.functional as F
 
 from data.classification import SequenceClassification
 from data.tasks import TASKS, read_task
-from finetune import choose_recipe, encode_splits, list_seeds, train_and_score
+from finetune import choose_recipe, train_and_score
 from model import Config, TransformerLayer
 from support.common import InputError, fingerprint, make_parser, reading, resolve_device, run_script
 from support.common import write_json
 from support.finetune_flags import add_run_flags, check_flags, fill_flags
-from support.results import RESULTS_FORMAT, Result, check_out, summarize, write_results
+from support.jobs import check_out, list_seeds
+from support.pretrained import encode_splits
+from support.results import RESULTS_FORMAT, Result, summarize, write_results
 from tokenizer import FIRST_WORD_ID, SEP
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functions
@@ -316,7 +318,7 @@ def build_parser():
     p.add_argument("--preset", choices=tuple(SHAPES), default="canine",
                    help="size of the model (default: canine, that of the release)")
     p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
-    tasks = [name for name, task in TASKS.items() if task.examples is SequenceClassification]
+    tasks = [name for name, task in TASKS.items() if task.examples_class is SequenceClassification]
     add_run_flags(p.add_argument, tasks)
     p.set_defaults(device="auto", dtype="auto", ckpt=None, from_scratch=False, pool="cls",
                    compile=False)
@@ -335,7 +337,7 @@ def finetune_canine(args):
         weights = load_released(args.weights, config)
         if args.out is None:  # not that of fresh weights
             args.out = f"out/{Path(args.weights).absolute().name}-{args.task}"
-    fill_flags(args, config.width)
+    args = fill_flags(args, config.width)
     runtime = resolve_device(args)
 
     # texts

@@ -29,6 +29,7 @@ from data.rows import read_rows
 from data.tasks import read_task
 from hashing import NgramLSH, md5_bits, ngram_index
 from support.common import read_json, resolve_device
+from support.pretrained import encode_splits
 from words import list_words
 
 SHARES = (0, 10, 20, 40)  # percent of the words
@@ -97,7 +98,7 @@ def bench_scores(args):
                 rows.append((tuple(misspell(text, share / 100, rng) for text in texts), label))
             rows_of_splits[str(share)] = rows
         # misspelled words get codes as any new word does
-        data = finetune.encode_splits(task, rows_of_splits, tokenizer, model.config.length)
+        data = encode_splits(task, rows_of_splits, tokenizer, model.config.length)
         harness.set_codes(model, tokenizer)
         title = harness.name_run(results["settings"], name)  # model, task
         yield score_splits(title, model, data)

@@ -7,10 +7,11 @@ Out of scope: training (finetune.py); how a split is read, encoded and scored (f
 
 A task is a line of TASKS. What is special about it are its two parts:
 
-    read       a function of the task, the flags and a split, "train" or "dev". It returns the rows,
-               list of (texts, label): a tuple of one text or two, and what is to be predicted.
-    examples   a class, which makes token IDs of rows, and scores a model: an Examples of
-               data/classification.py.
+    read             a function of the task, the flags and a split, "train" or "dev". It returns the
+                     rows, list of (texts, label): a tuple of one text or two, and what is to be
+                     predicted.
+    examples_class   makes token IDs of rows, and scores a model: an Examples of
+                     data/classification.py.
 """
 
 import collections
@@ -41,11 +42,11 @@ class Task:
         text_columns: list of str, the column of the text, or those of both texts of a pair.
         labels: list of str, the names of the classes, in the hub's order. []: the classes are those
             of the training rows, which read_task finds. None: no classes, but numbers, or answers.
-        metrics: list of str, keys of the scores that examples.evaluate returns. The first one is
+        metrics: list of str, keys of the scores that Examples.evaluate returns. The first one is
             the task's score.
         label_column: str.
         read: function of the task, the flags and a split that returns its rows.
-        examples: class of a split's rows as token IDs, a data.classification.Examples.
+        examples_class: class of a split's rows as token IDs, a data.classification.Examples.
         flags: tuple of str, those of --train, --dev, --data_dir, --text, --label and --regression
             that `read` takes. With text, the columns are those that the flags name.
         group_of: function of a row's texts that returns those which decide on its group. A group is
@@ -65,7 +66,7 @@ class Task:
     metrics: list
     label_column: str = "label"
     read: Callable = read_table
-    examples: type = SequenceClassification
+    examples_class: type = SequenceClassification
     flags: tuple = ("train", "dev", "data_dir")
     group_of: Callable = tuple
     folder: str = ""
@@ -103,7 +104,7 @@ ENTAILMENT = ["entailment", "not_entailment"]
 CLASS_METRICS = ["accuracy", "macro_f1"]
 NUMBER_METRICS = ["spearman", "pearson"]
 SQUAD = Task(["question", "context"], labels=None, metrics=["f1"], label_column="answers",
-             read=read_squad, examples=QuestionAnswering,
+             read=read_squad, examples_class=QuestionAnswering,
              group_of=lambda texts: texts[1:])  # questions about one context
 TASKS = {
     # your own files
@@ -195,7 +196,7 @@ def read_task(name, args):
                          "together.")
 
     splits = split_train(task, train, args) | dict(dev=dev)
-    if task.labels is None and task.examples.head == "classify":  # numbers
+    if task.labels is None and task.examples_class.head == "classify":  # numbers
         numbers = [label for _, label in splits["train"]]
         deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
         task = replace(task, scale=[float(np.mean(numbers)), float(deviation)])

@@ -615,6 +615,8 @@ def find_checkpoint(path):
 def load_checkpoint(path):
     """Return the parts of a checkpoint, a file or a folder's ckpt.pt. It cannot run code.
 
+    The weights, parts["model"], have today's names, however old the file is.
+
     Raises:
         InputError: It is missing, damaged, or of another format.
     """
@@ -634,4 +636,41 @@ def load_checkpoint(path):
     for name in ("config", "model", "tokenizer"):
         if name not in parts:
             raise InputError(f"{path}: expected a checkpoint with {name}, got {', '.join(parts)}.")
+    parts["model"] = rename_weights(parts["model"])
     return parts
+
+
+# How names of weights began in older checkpoints, and begin today
+OLD_NAMES = {
+    "embedding.": "inputs.embedding.",
+    "specials.": "inputs.specials.",
+    "positions.": "inputs.positions.",
+    "types.": "inputs.types.",
+    "norm.": "inputs.norm.",
+    "head.1.": "head.dense.",
+    "head.4.": "head.out.",
+}
+OLD_LINEAR = {  # heads of one layer; the bias alone is that of a table, as today
+    "head.weight": "head.linear.weight",
+    "head.bias": "head.linear.bias",
+}
+
+
+def rename_weights(weights):
+    """Return the weights of a checkpoint by today's names, dict, name -> tensor.
+
+        norm.weight -> inputs.norm.weight        head.4.bias -> head.out.bias
+    """
+    if any(name.startswith("inputs.") for name in weights):  # no older one has such a name
+        return weights
+    names = OLD_NAMES
+    if "head.weight" in weights:
+        names = OLD_NAMES | OLD_LINEAR
+    renamed = {}
+    for name, weight in weights.items():
+        for old, new in names.items():
+            if name.startswith(old):
+                name = new + name.removeprefix(old)
+                break
+        renamed[name] = weight
+    return renamed

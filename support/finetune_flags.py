@@ -3,6 +3,7 @@
 Out of scope: the flags of pretrain.py (support/flags.py).
 """
 
+from argparse import Namespace
 from pathlib import Path
 
 from data.rows import add_reader_flags, reader_options
@@ -64,10 +65,11 @@ def check_flags(args):
 
 
 def fill_flags(args, width, pool=None):
-    """Set the flags that were left out: as the checkpoint has it, else by the model's width.
+    """Return all flags, also those that were left out: as the checkpoint says, else by the width.
 
     pool: str, that of a checkpoint whose head was trained, else None.
     """
+    args = Namespace(**vars(args))
     is_small = width < 512
     if args.lr is None:
         args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]
@@ -90,3 +92,4 @@ def fill_flags(args, width, pool=None):
         if args.from_scratch:
             name += "-scratch"
         args.out = f"out/{name}-{args.task}"
+    return args

@@ -1,26 +1,24 @@
-"""The results of finetune.py: those of a job, their means over the seeds, their folder.
+"""The results of finetune.py: those of a job, and their means over the seeds.
 
     Outcome     what one model scores after its training
     Result      a job: the Outcomes of the model and of its control
 
-Out of scope: training and scoring (finetune.py), the metrics (data/classification.py).
+Out of scope: training and scoring (finetune.py), the metrics (data/classification.py), the folder
+    of a run (support/jobs.py).
 """
 
 import collections
 import dataclasses
-import os
 from pathlib import Path
 
 import numpy as np
 
 from data.classification import f1, standard_error
 from model import count_parameters
-from support.common import InputError, list_changes, read_json, reading, remove, write_json
+from support.common import read_json, reading, write_json
 
 # of the file of a job: settings have it, so that a folder of another one is refused
 RESULTS_FORMAT = 2
-# A rerun may change these flags: digests of the texts and of the checkpoint are compared
-PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 
 
 @dataclasses.dataclass
@@ -30,7 +28,7 @@ class Outcome:
     scores: dict  # metric -> percent, of the weights that the selection rows choose
     last_scores: dict  # the same, of the last weights
     predicted: list  # for each dev row, by the chosen weights: class, number or answer
-    selection: float  # score of the chosen weights on the selection rows; 0 without these
+    selection: float | None  # score of the chosen weights on the selection rows; None: no such rows
     log: list  # of dict, the evaluations during training
 
 
@@ -89,44 +87,6 @@ def read_result(path):
         if content["control"] is not None:
             result.control = Outcome(**content["control"])
     return result
-
-
-def check_out(out, settings):
-    """Raise InputError if --out has jobs with other settings, or files of another script."""
-    names = {path.name for path in Path(out).glob("*") if path.suffix in (".json", ".pt")}
-    if names <= {"settings.json"}:  # no job has finished: other settings may take the folder
-        return
-    if "settings.json" not in names:
-        raise InputError(f"--out {out}: belongs to another script. Use another --out.")
-    saved = read_json(Path(out, "settings.json"))
-    fixed = {name: value for name, value in settings.items() if name not in PLACES}
-    changes = list_changes(saved, fixed)
-    if changes:
-        raise InputError(f"--out {out}: belongs to a run with other settings: "
-                         f"{'; '.join(changes)}. Use another --out.")
-
-
-def job_path(out, name, seed):
-    """Return the path of a job's files without an ending: .json its results, .pt its model."""
-    return f"{out}/{name}-seed-{seed}"
-
-
-def model_path(args, name):
-    """Return the path of the model that is kept of a task."""
-    if args.task == "glue":
-        return f"{args.out}/{name}.pt"
-    return f"{args.out}/ckpt.pt"
-
-
-def keep_best_model(args, name, results):
-    """Rename the model file of a task's best seed, and remove those of the others."""
-    # the selection rows choose the seed. Without them all seeds are equal, and the first is best
-    best = max(results, key=lambda result: result.model.selection)
-    for result in results:
-        path = f"{job_path(args.out, name, result.seed)}.pt"
-        if result is best and os.path.exists(path):  # else a finished run has renamed it already
-            os.replace(path, model_path(args, name))
-        remove(path)
 
 
 def summarize(results):

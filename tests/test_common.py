@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from model import HEADS, load_model
 from support import common
 from support.common import InputError, blame, build_once, load_checkpoint, lock_output, reading
 from support.common import save_checkpoint
@@ -459,6 +460,27 @@ def test_load_checkpoint_that_is_not_whole_is_refused(path, damage, message):
     damage(path)
     with pytest.raises(InputError, match=f"^{path}: {message}"):
         load_checkpoint(str(path))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_older_checkpoint_is_loaded_by_its_names(head, path):
+    """They had no `inputs`, and heads were nn.Linear and nn.Sequential."""
+    net = tiny_model(head=head, emb="lookup" if head == "mlm" else "mean", tied=False)
+    old_weights = {"adapter.weight": torch.zeros(3)}  # what no version knows keeps its name
+    for name, weight in net.state_dict().items():
+        name = name.removeprefix("inputs.").replace("head.linear.", "head.")
+        name = name.replace("head.dense.", "head.1.").replace("head.out.", "head.4.")
+        old_weights[name] = weight
+    save_checkpoint(str(path), net, {})
+    torch.save(torch.load(path) | dict(model=old_weights), path)
+
+    checkpoint = load_checkpoint(str(path))
+
+    assert "adapter.weight" in checkpoint["model"]
+    del checkpoint["model"]["adapter.weight"]
+    loaded = load_model(checkpoint)
+    for name, weight in net.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight)
 
 
 def test_save_checkpoint_with_nan_weights_keeps_the_old_one(path):

@@ -11,7 +11,6 @@ import data.coders
 import data.codes
 import data.corpus
 import data.squad
-import finetune
 import infer
 import tokenizer
 from baselines import canine
@@ -20,6 +19,7 @@ from data.splitters import BPE, Words
 from data.tasks import read_task
 from infer import Predictor
 from model import Config, Model
+from support import pretrained
 from support.common import load_checkpoint
 from support.flags import inherit_settings
 from tests.helpers import ROOT
@@ -58,13 +58,14 @@ def load_tokenizer(tmp_path):
 
 
 def load_pretrained(tmp_path):
-    finetune.load_pretrained(argparse.Namespace(preset=None, ckpt=CHECKPOINT, from_scratch=False))
+    pretrained.load_pretrained(argparse.Namespace(preset=None, ckpt=CHECKPOINT, from_scratch=False))
 
 
 def build_tokenizer(tmp_path):
     checkpoint = load_checkpoint(CHECKPOINT)
     config = Config(**checkpoint["config"])
-    finetune.build_tokenizer(finetune.Pretrained(config, {}, {}, checkpoint["tokenizer"]), [])
+    start = pretrained.Pretrained(config, {}, {}, checkpoint["tokenizer"])
+    pretrained.build_tokenizer(start, [])
 
 
 def predict(tmp_path):

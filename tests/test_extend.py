@@ -284,7 +284,7 @@ def test_toy_model_learns_a_task_with_a_reader_and_examples_of_its_own(
         monkeypatch, toy_flags, tmp_path):
     """The line in TASKS is all that finetune.py knows of it: classes are found, dev rows drawn."""
     pretrain.main(toy_flags)
-    task = Task(["text"], [], ["accuracy"], read=read_folder, examples=ToyExamples,
+    task = Task(["text"], [], ["accuracy"], read=read_folder, examples_class=ToyExamples,
                 flags=("train", "dev"))
     monkeypatch.setitem(TASKS, "folder", task)
     for label, word in (("no", "bad"), ("yes", "good")):

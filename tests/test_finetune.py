@@ -1,5 +1,6 @@
 """Tests of finetune.py: runs of tiny models, resume, refusals."""
 
+import dataclasses
 import json
 import math
 import random
@@ -20,8 +21,9 @@ import infer
 from data.rows import read_rows
 from data.tasks import Task
 from infer import Predictor
-from model import Config, Model
+from model import PRESETS, STEP_STRIDE, Config, Model
 from support.common import Runtime, load_checkpoint, lock_output
+from support.pretrained import load_pretrained
 from support.results import Outcome, Result, print_summary, read_result
 from tests.pretend_gpu import pretend_gpu
 from tests.helpers import assert_refused, equal_weights, make_words, run_main, run_ranks
@@ -240,6 +242,17 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
     assert torch.equal(read_weights(tmp_path)["head.dense.weight"], chosen)
 
 
+def test_first_seed_is_kept_without_rows_that_choose(tune, own, tmp_path):
+    """Whatever the seeds score on dev rows."""
+    flags = "--select 0 --seeds 3 --epochs 1 --limit 60".split()
+    tune(tmp_path, *own, *flags)
+    results = [read_result(tmp_path / f"own-seed-{seed}.json") for seed in (0, 1, 2)]
+    assert [result.model.selection for result in results] == [None] * 3
+    scores = [result.model.scores for result in results]
+    assert scores[0] not in scores[1:]
+    assert load_checkpoint(str(tmp_path))["run"] == scores[0]
+
+
 def test_regression_of_pairs_is_learned(tune, tmp_path):
     """The number of words of the second text, in units of its own."""
     rng = random.Random(4)
@@ -293,7 +306,7 @@ def test_weights_of_an_older_checkpoint_have_the_names_of_today():
     """Else a model that is built with fresh weights could keep some of them."""
     path = Path(finetune.__file__).with_name("models") / "english-detect.pt"
     args = finetune.build_parser().parse_args(["--ckpt", str(path)])
-    pretrained = finetune.load_pretrained(args)
+    pretrained = load_pretrained(args)
     assert pretrained.weights.keys() == Model(pretrained.config).state_dict().keys()
 
 
@@ -319,8 +332,8 @@ def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
 
 
 def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
-    small = finetune.PRESETS["proformer"] | dict(width=32, heads=4, ffn=64)
-    monkeypatch.setitem(finetune.PRESETS, "proformer", small)
+    small = PRESETS["proformer"] | dict(width=32, heads=4, ffn=64)
+    monkeypatch.setitem(PRESETS, "proformer", small)
     monkeypatch.setattr(finetune, "NEAR_WORDS", 2)
     rows = [("text", "label"), ("zebra жираф", "up"), ("quagga", "down")]
     dev = write_table(tmp_path / "dev.tsv", rows)
@@ -352,6 +365,14 @@ def test_learning_rate_rises_to_the_peak_and_never_above(steps, warmup, rates, m
     assert factors == pytest.approx(rates)
 
 
+def test_learning_rate_is_the_peak_at_every_restart(monkeypatch):
+    """Law: no rounding puts the first step of a cosine at the end of the one before, at rate 0."""
+    monkeypatch.setattr(finetune, "WARMUP", 0)
+    for steps in range(5, 3_000, 5):
+        for restart in range(0, steps, steps // 5):
+            assert finetune.lr_factor(restart, steps) == 1
+
+
 def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
     """[HF Table 5] 6 % of 80 steps to warm up, then five cosines of 15; Adam without decay."""
     assert finetune.lr_factor(4, 80) == finetune.lr_factor(5, 80) == 1
@@ -364,6 +385,21 @@ def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
     assert groups[0]["eps"] == 1e-6
     assert groups[0]["weight_decay"] == 0
     assert row["mean"] == row["last"]  # without a slice
+
+
+def test_hyperplanes_are_redrawn_in_each_step_of_the_model(tune, own, tmp_path, monkeypatch):
+    """Each by a seed of its own. The control has none."""
+    def load_redrawn(args):
+        pretrained = load_pretrained(args)
+        config = dataclasses.replace(pretrained.config, lsh_redraw=True)
+        return dataclasses.replace(pretrained, config=config)
+
+    seeds = []
+    monkeypatch.setattr(finetune, "load_pretrained", load_redrawn)
+    monkeypatch.setattr(Model, "redraw_hyperplanes", lambda model, seed: seeds.append(seed))
+    tune(tmp_path, *own, *"--seeds 2 --epochs 1".split())
+    first = list(range(STEPS // 3))
+    assert seeds == first + [STEP_STRIDE + step for step in first]
 
 
 def test_seeds_and_epochs_differ_and_only_steps_have_dropout(tune, own, tmp_path):
@@ -464,7 +500,7 @@ def test_interrupted_run_goes_on_with_the_next_job(
         if moment == "control":
             patch.setattr(finetune, "BagOfWords", interrupt)
         elif moment == "end":
-            patch.setattr("support.results.remove", interrupt)
+            patch.setattr("support.jobs.remove", interrupt)
         else:
             actions[int(moment.removeprefix("step "))] = interrupt
         done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, "--out", tmp_path, *flags)
@@ -563,5 +599,5 @@ def test_from_scratch_requires_a_checkpoint(own):
 ])
 def test_default_out_is_named_after_the_start(flags, out):
     args = finetune.build_parser().parse_args(["--task", "sst2", *flags.split()])
-    finetune.fill_flags(args, Config().width)
+    args = finetune.fill_flags(args, Config().width)
     assert args.out == out

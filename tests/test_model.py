@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import model
 from embeddings import EMBEDDINGS, unpack_bits
-from model import HEADS, PRESETS, Config, Model, count_parameters, load_model
+from model import PRESETS, Config, Model, count_parameters, load_model
 from tests.helpers import bloom_model, tiny_model
 from tokenizer import CLS, FIRST_WORD_ID, PAD, SEP, UNK
 
@@ -185,6 +185,16 @@ def test_encode_matches_sum_norm_and_layers(emb, places):
     for layer in net.layers:
         x = layer(x)
     assert_near(net.encode(ids).flatten(1, 2), x)
+
+
+@pytest.mark.parametrize("emb, m", [("proj", 1), ("bloom", 2)])
+def test_text_of_one_position_has_the_vectors_of_one(emb, m):
+    """It has no second text, for which a type row would be read."""
+    net = stir(tiny_model(emb=emb, types=2))
+    ids = torch.tensor([[SEP], [X]])
+    x = net.embed(ids).view(2, 1, m, 12)
+    x = x + net.inputs.positions.weight[0] + net.inputs.types.weight[0]
+    assert_near(embed_inputs(net, ids), net.inputs.norm(x))
 
 
 def test_layer_has_the_settings_of_the_config():
@@ -399,18 +409,11 @@ def test_models_of_one_checkpoint_share_no_weights():
     assert net.inputs.norm.weight.all()
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_older_checkpoint_is_loaded_by_its_names(head):
-    """They had no `inputs`, and heads were nn.Linear and nn.Sequential."""
-    net = tiny_model(head=head, emb="lookup" if head == "mlm" else "mean", tied=False)
-    old_weights = {}
-    for name, weight in net.state_dict().items():
-        name = name.removeprefix("inputs.").replace("head.linear.", "head.")
-        name = name.replace("head.dense.", "head.1.").replace("head.out.", "head.4.")
-        old_weights[name] = weight
-    loaded = load_model(dict(config=asdict(net.config), model=old_weights))
-    for name, weight in net.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], weight)
+def test_weight_that_the_model_lacks_is_refused_by_its_own_name():
+    net = tiny_model()
+    weights = net.state_dict() | {"adapter.weight": torch.zeros(3)}
+    with pytest.raises(ValueError, match="^weights: .*\n.*Unexpected key.*: \"adapter.weight\""):
+        load_model(dict(config=asdict(net.config), model=weights))
 
 
 @pytest.mark.parametrize("changes, message", [
