@@ -257,7 +257,7 @@ class MaskedWords(Objective):
         is_chosen = is_word & (choose < self.mask_rate)
         if not self.config.order:  # the first item of each set that a larger rate would choose
             first = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
-            is_chosen = is_chosen.scatter(1, first, True)
+            is_chosen = is_chosen.scatter(1, first, True) & is_word  # a set may have no item
         is_masked = is_chosen & (mask < 0.8)
         is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
 

@@ -78,6 +78,14 @@ def test_set_has_at_least_one_item_to_predict():
     assert (labels[:2] == IGNORE).all()  # a text may have none
 
 
+def test_set_without_items_has_none_to_predict():
+    """The label of a special token would be no item."""
+    ids = torch.tensor([[PAD, PAD, PAD], [SEP, MASK, PAD]])
+    inputs, labels = masked_words(order=False).corrupt(ids, torch.zeros(3, 2, 3), ids)
+    assert torch.equal(inputs, ids)
+    assert (labels == IGNORE).all()
+
+
 def test_masked_words_loss_and_recall_by_hand():
     """Special tokens, three of which score more than all words, have a share in the loss alone."""
     num_better = torch.tensor([0, 1, 9, 10, 19, 20])
