@@ -13,8 +13,8 @@ Sources:
     [CM] Median is all you need, a proposal
 Out of scope: what is counted for which objective (objectives.py), models, batches, token IDs.
 Notation:
-    M scored positions   W words, or items of a set   k hash functions of S buckets each
-    E excluded words     C classes of a softmax
+    M scored positions   W words, or items of a set   k hash functions of R buckets each
+    E excluded words     C classes of a softmax    h classes of a word
     A word is its number, 0 .. W - 1
 """
 
@@ -96,7 +96,7 @@ def rank_words(logp, digests, words, exclude=None):
     """Return the rank of each correct word, as rank_scores does, by its hash buckets. [CM]
 
     Args:
-        logp: float (M, k, S). The score of a word is the sum of logp at its k buckets.
+        logp: float (M, k, R). The score of a word is the sum of logp at its k buckets.
         digests: integer (W, k), each word's k buckets.
         words: int64 (M,), the correct words.
         exclude: as in rank_scores; None: no word.
@@ -147,13 +147,12 @@ def measure_recall(hits, num_scored):
 # The loss of a baseline
 
 
-def count_classes(classes, num_classes, weights=None):
-    """Return how often each class occurs in each column of classes (n, k), (k, C).
+def count_classes(classes, num_classes):
+    """Return how often each class occurs in each column of classes (n, h), (h, C).
 
-    Row i counts weights[i] times, once by default. The rows 0 1 and 2 1, for C = 3, give
-    [[1, 0, 1], [0, 2, 0]].
+    The rows 0 1 and 2 1, for C = 3, give [[1, 0, 1], [0, 2, 0]].
     """
-    return torch.stack([torch.bincount(column, weights, num_classes) for column in classes.T])
+    return torch.stack([torch.bincount(column, minlength=num_classes) for column in classes.T])
 
 
 def unigram_loss(counts, label_counts):

@@ -1,6 +1,14 @@
 """Pre-training objectives: what each corrupts, what the model should predict, and the loss.
 
 An objective is one class. The base class shows which methods it has, and how they call each other.
+Those of masked words are MaskedWords with a target, which says what stands for a word:
+
+    objective            class           target          a word is           and is ranked by
+    mlm                  MaskedWords     RowTarget       a row of a table    rank_scores
+    sampled              SampledWords    RowTarget       a row of a table    rank_scores
+    hash-mlm of words    MaskedHashes    SketchTarget    k hash buckets      rank_words
+    hash-mlm of items    MaskedHashes    DigestTarget    m hash tokens       beam_search
+
 What an evaluation counts and reports is in metrics.py; an objective chooses from it.
 
 Sources:
@@ -14,16 +22,16 @@ Out of scope: batches, the noise that decides what is corrupted (data/batches.py
 Deviations:
     1. Words are shuffled within their row. The authors share one permutation of positions over a
        batch, which moves few words of a short row.
-    2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
-    3. The loss of an item is the mean over its k tokens.
+    2. Random words are words of the corpus. For Add and Proj the authors draw random bits instead:
+       a code that no word has.
+    3. The loss of an item is the mean over its m tokens.
     4. The other items of a set are excluded as predictions. The lists of [SB] include them.
     5. At least one item of a set is masked. [SB §3.1] masks 15 %, which may be none.
 Notation:
     ids and labels are token IDs. The number of a word, or item, is its ID minus FIRST_WORD_ID
     B batch   L positions   M scored positions   V token IDs   W words, or items of a set
-    k hashes of a word: of a sketch, or the maps of an item, which [SB] calls m
-    S buckets of a hash, config.buckets; for a map the special tokens are among them
-    C classes of a softmax: V, or S of a sketch, or k·S of a Bloom map   E excluded words
+    k hash functions of a sketch   m hashes of an item   R buckets of each   s special tokens
+    h classes of a word: 1, k or m   C classes of a softmax: V, R or m·(R + s)   E excluded words
 """
 
 import math
@@ -77,12 +85,14 @@ class Objective:
 
     What pretrain.py calls, and what that calls:
 
-        each batch                      corrupt_batch    corrupt
-        each batch of a training step   loss             predict, cross_entropy: SampledWords has
-                                                         a loss of its own
-        each batch of an evaluation     evaluate         predict, cross_entropy, tally
-        the end of an evaluation        metrics, expected_loss: with the sums of what evaluate
-                                        returned for its batches
+        each batch                      corrupt_batch             corrupt
+        each batch of a training step   loss                      predict, cross_entropy
+        each batch of an evaluation     evaluate                  predict, cross_entropy, tally
+        the end of an evaluation        metrics, expected_loss
+
+    The last two get the sums of what evaluate returned for all batches. SampledWords alone has a
+    loss that calls neither predict nor cross_entropy. The lines of a dataclass that have a type are
+    the arguments of its constructor.
     """
 
     head = None  # a key of heads.HEADS
@@ -97,10 +107,14 @@ class Objective:
     # Training
 
     def corrupt_batch(self, draw):
-        """Corrupt a data.batches.Draw by its noise, or mask what it says; return a Batch."""
+        """Corrupt a data.batches.Draw by its noise, or mask what it says; return a Batch.
+
+        Held-out item sets say what: one item of each is masked, and all others are there to predict
+        it from. By noise several would be hidden, and some replaced.
+        """
         if draw.is_masked is None:
             inputs, labels = self.corrupt(draw.ids, draw.noise, draw.random_words)
-        else:  # held-out item sets
+        else:
             inputs = draw.ids.masked_fill(draw.is_masked, MASK)
             labels = draw.ids.masked_fill(~draw.is_masked, IGNORE_INDEX)
         return make_batch(inputs, labels, draw.key_mask)
@@ -169,11 +183,11 @@ class Objective:
 class ShuffleRandom(Objective):
     """Shuffle+Random (S+R): is each word intact, shuffled or random? [HF §3.6] [SR §3]"""
 
-    rate: float = 0.10  # share of words that are shuffled, and of the others that are replaced
-
     head = "sr"
     options = ("noise",)
     kinds = {0: "intact", 1: "shuffled", 2: "random"}
+
+    rate: float = 0.10  # share of words that are shuffled, and of the others that are replaced
 
     @classmethod
     def from_run(cls, config, args, data, device):
@@ -230,24 +244,33 @@ class ShuffleRandom(Objective):
         return len(label_counts), unigram_loss(label_counts, label_counts)
 
 
+# Masked words
+
+
 @dataclass
 class MaskedWords(Objective):
-    """Masked-word prediction: which word of the vocabulary was there? [BERT §3.1]"""
+    """Masked-word prediction: which word, or item, was there? [BERT §3.1]
 
-    config: object  # model.Config
-    mask_rate: float  # share of words to predict
+    The target says which classes of a softmax stand for a word (find_classes, for cross_entropy and
+    expected_loss), ranks words by the logits (count, for tally), and reports what it counted
+    (measure, for metrics).
+    """
 
     head = "mlm"
     options = ("mask",)
 
+    config: object  # model.Config
+    mask_rate: float  # share of words to predict
+    target: object  # RowTarget, SketchTarget or DigestTarget
+
     @classmethod
     def from_run(cls, config, args, data, device):
-        return cls(config, args.mask)
+        return cls(config, args.mask, RowTarget())
 
     def corrupt(self, ids, noise, random_words):
         """Choose words to predict: 80 % become [MASK], 10 % a random word, 10 % stay. [BERT §3.1]
 
-        Words that stay keep the model from trusting what it sees. Of a set at least one item is
+        Words that stay keep the model from trusting what it sees. At least one item of a set is
         chosen: else 0.85^5 = 44 % of the sets of five would have nothing to predict (deviation 5).
 
         Returns:
@@ -258,7 +281,7 @@ class MaskedWords(Objective):
         is_chosen = is_word & (choose < self.mask_rate)
         if not self.config.order:  # the first item of each set that a larger rate would choose
             first = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
-            is_chosen = is_chosen.scatter(1, first, True)
+            is_chosen = is_chosen.scatter(1, first, True) & is_word  # a set may have no item
         is_masked = is_chosen & (mask < 0.8)
         is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
 
@@ -268,71 +291,178 @@ class MaskedWords(Objective):
         return inputs, labels
 
     def predict(self, model, batch):
-        """Score masked positions alone: logits (M, V), never (B, L, V)."""
+        """Score masked positions alone: logits (M, V), (M, k, R) or (M, m, m·(R + s))."""
         return model(batch.inputs, batch.key_mask, batch.positions).float()
 
     def cross_entropy(self, logits, batch):
-        return F.cross_entropy(logits, batch.scored_labels(), reduction="sum")
-
-    def find_classes(self, labels):
-        """Return the class of each word in the softmax: token IDs (M,) to (M, 1)."""
-        return labels.unsqueeze(1)  # its ID. A subclass has k classes of each word
+        """Return the loss of logits: that of a word is the mean over its h classes."""
+        classes = self.target.find_classes(batch.scored_labels())  # (M, h)
+        logits = logits.flatten(0, -2)  # (M·h, C)
+        loss = F.cross_entropy(logits, classes.flatten(), reduction="sum")
+        return loss / classes.shape[1]
 
     # Evaluation
 
     def tally(self, logits, batch):
-        """Return a dict.
-
-        hits            int64 (3,), of count_hits
-        label_counts    int64 (k, C), how often each class is a label
-        ...             the counts of rank_labels
-        """
-        classes = self.find_classes(batch.scored_labels())
-        ranks, counts = self.rank_labels(logits, batch)
-        return dict(
-            hits=count_hits(ranks),
-            label_counts=count_classes(classes, logits.shape[-1]),
-            **counts)
-
-    def rank_labels(self, logits, batch):
-        """Rank each correct word among all; a subclass that ranks otherwise has its own.
-
-        Returns:
-            ranks: int64 (M,), how many other words score at least as much.
-            counts: dict of tensors, what else a subclass counts for its metrics.
-        """
-        words = batch.scored_labels() - FIRST_WORD_ID
-        scores = logits[:, FIRST_WORD_ID:]  # (M, W): special tokens are never predicted
-        return rank_scores(scores, words, self.find_excluded(batch)), {}
+        """Return what the target counts, and label_counts (h, C): how often each is a label."""
+        labels = batch.scored_labels()
+        classes = self.target.find_classes(labels)  # (M, h)
+        counts = self.target.count(logits, labels, self.find_excluded(batch))
+        counts["label_counts"] = count_classes(classes, logits.shape[-1])
+        return counts
 
     def find_excluded(self, batch):
         """Return the words that are no predictions of each scored position, int64 (M, E).
 
-        These are the other items of its set, by number, and -1 is none (deviation 4). A text has
-        no such words, and E is 0: a word may be there twice.
+        These are the other items of its set, by number, and -1 is none (deviation 4). The inputs
+        have them all: evaluations of sets mask one item and replace none (corrupt_batch). A text
+        has no such words, and E is 0: a word may be there twice.
         """
         if self.config.order:
             return batch.positions.new_empty(len(batch.positions), 0)
         row = batch.positions // batch.inputs.shape[1]  # (M,)
         ids = batch.inputs[row]  # (M, L), the set
         is_special = ids < FIRST_WORD_ID
-        # subtle: held-out sets hide the answer. But 10 % of those that corrupt chooses stay in the
-        # input, and must not be excluded
+        # subtle: an answer that corrupt left in the inputs is no other item
         is_answer = ids == batch.scored_labels().unsqueeze(1)
         return torch.where(is_special | is_answer, -1, ids - FIRST_WORD_ID)
 
     def metrics(self, sums):
-        return measure_recall(sums["hits"], sums["scored"])
+        return self.target.measure(sums)
 
     def expected_loss(self, word_counts, sums):
-        label_counts = sums["label_counts"]  # (k, C)
-        num_classes = label_counts.shape[1]
-        # how often each class occurs in the corpus
-        ids = FIRST_WORD_ID + torch.arange(len(word_counts))
-        classes = self.find_classes(ids).cpu()  # (W, k)
-        counts = count_classes(classes, num_classes, torch.from_numpy(word_counts)).numpy()
-        losses = [unigram_loss(c, label_c) for c, label_c in zip(counts, label_counts)]  # k
-        return num_classes, float(np.mean(losses))
+        label_counts = sums["label_counts"]
+        h, C = label_counts.shape
+        ids = FIRST_WORD_ID + torch.arange(len(word_counts))  # (W,), all words
+        classes = self.target.find_classes(ids).cpu().numpy()  # (W, h)
+        losses = []
+        for j in range(h):
+            counts = np.bincount(classes[:, j], word_counts, C)  # of each class in the corpus
+            losses.append(unigram_loss(counts, label_counts[j]))
+        return C, float(np.mean(losses))
+
+
+@dataclass
+class MaskedHashes(MaskedWords):
+    """Masked words, or items, predicted by their hashes: training scores no word. [CM] [SB §2.4]"""
+
+    head = "hash-mlm"
+
+    @classmethod
+    def from_run(cls, config, args, data, device):
+        buckets = send(data.targets, device)
+        bloom_map = data.tokenizer.coder.bloom_map
+        if bloom_map is None:
+            target = SketchTarget(buckets)
+        else:
+            target = DigestTarget(buckets, bloom_map, config.buckets)
+        return cls(config, args.mask, target)
+
+
+# What stands for a masked word
+
+
+class RowTarget:
+    """A word is its row of a table: one softmax over all token IDs. [BERT §3.1]"""
+
+    def find_classes(self, labels):
+        """Return the class of each word, its ID: token IDs (M,) to (M, 1)."""
+        return labels.unsqueeze(1)
+
+    def count(self, logits, labels, exclude):
+        """Rank the words by logits (M, V). Special tokens are never predicted.
+
+        Args:
+            labels: int64 (M,), token IDs of the correct words.
+            exclude: int64 (M, E), other words that do not count, by number, -1 for none.
+
+        Returns:
+            dict of hits, int64 (3,), of count_hits.
+        """
+        scores = logits[:, FIRST_WORD_ID:]  # (M, W)
+        ranks = rank_scores(scores, labels - FIRST_WORD_ID, exclude)
+        return dict(hits=count_hits(ranks))
+
+    def measure(self, sums):
+        return measure_recall(sums["hits"], sums["scored"])
+
+
+@dataclass
+class SketchTarget:
+    """A word is the k buckets of its sketch. Each hash function has a softmax over R. [CM]"""
+
+    buckets: torch.Tensor  # integer (V, k), of each token ID
+
+    def find_classes(self, labels):
+        """Return the class of each hash, its bucket: token IDs (M,) to (M, k)."""
+        return self.buckets[labels].long()
+
+    def count(self, logits, labels, exclude):
+        """Rank the words by the logits (M, k, R) of their buckets, and count hashes_right."""
+        logp = logits.log_softmax(-1)
+        sketches = self.buckets[FIRST_WORD_ID:]  # (W, k)
+        ranks = rank_words(logp, sketches, labels - FIRST_WORD_ID, exclude)
+        return dict(
+            hits=count_hits(ranks),
+            hashes_right=count_right(logits, self.find_classes(labels)))
+
+    def measure(self, sums):
+        metrics = measure_recall(sums["hits"], sums["scored"])
+        metrics["hashes_right"] = sums["hashes_right"] / sums["scored"] / self.buckets.shape[1]
+        return metrics
+
+
+@dataclass
+class DigestTarget:
+    """An item, or phrase, is the m hash tokens of its Bloom digest. [SB §2.4]
+
+    The maps share one table, in which each has a block of R + s rows, and the softmax of each token
+    is over all of them. [SB §2.3]
+    """
+
+    buckets: torch.Tensor  # integer (V, m), of each token ID
+    bloom_map: BloomMap
+    block_size: int  # R + s
+
+    def find_classes(self, labels):
+        """Return the class of each hash token, its row: token IDs (M,) to (M, m).
+
+        For blocks of 10 rows the buckets 3 and 4 are the classes 3 and 14.
+        """
+        buckets = self.buckets[labels].long()  # (M, m)
+        starts = self.block_size * torch.arange(buckets.shape[1], device=buckets.device)
+        return buckets + starts
+
+    def count(self, logits, labels, exclude):
+        """Search for the best items, as there may be too many to score all.
+
+        certified counts for how many positions one round of search, with a beam of 20, proves that
+        it has found the best 20 items.
+        """
+        logp = hash_logp(logits, self.bloom_map)  # (M, m, R)
+        one_round = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=exclude)
+        # the ranks are those of a search until the best are proved. It begins with the same round:
+        # together they take at most twice its time
+        best = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=exclude)
+        ranks = rank_in_lists(best.ids, labels - FIRST_WORD_ID)
+        return dict(
+            hits=count_hits(ranks),
+            hashes_right=count_right(logits, self.find_classes(labels)),
+            certified=one_round.certified.sum())
+
+    def measure(self, sums):
+        metrics = measure_recall(sums["hits"], sums["scored"])
+        metrics["hashes_right"] = sums["hashes_right"] / sums["scored"] / self.buckets.shape[1]
+        metrics["certified"] = sums["certified"] / sums["scored"]
+        return metrics
+
+
+def count_right(logits, classes):
+    """Return how many of the classes (M, h) have the largest of the logits (M, h, C), int64 ()."""
+    return (logits.argmax(-1) == classes).sum()
+
+
+# Sampled softmax
 
 
 @dataclass
@@ -354,44 +484,26 @@ class SampledWords(MaskedWords):
     all words and the special tokens, which training never scores: its loss is higher on average.
     """
 
-    num_samples: int  # n
-
     options = ("mask", "samples")
+
+    num_samples: int  # n
 
     @classmethod
     def from_run(cls, config, args, data, device):
-        return cls(config, args.mask, args.samples)
-
-    def draw_samples(self, device):
-        """Draw n words, frequent ones more often; return token IDs int64 (n,), log q float32 (n,).
-
-        Words are numbered by frequency. Word r of W is drawn with the probability
-        q = log((r + 2) / (r + 1)) / log(W + 1), about proportional to 1 / (r + 1). The q of words
-        0 .. r add up to log(r + 2) / log(W + 1). For W = 3:
-
-            word r             0            1               2
-            q                  0.50         0.29            0.21
-            u that draws it    0 .. 0.50    0.50 .. 0.79    0.79 .. 1
-
-        A uniform u draws the first word whose sum exceeds u. It is (W + 1)^u - 1, rounded down:
-        u = 0.6 draws word 1, since 4^0.6 - 1 = 1.3.
-        """
-        W = self.config.rows - FIRST_WORD_ID  # words
-        # on the CPU: the same samples on every device, and MPS has no float64. The generator is
-        # that of PyTorch, which pretrain.py seeds before each step
-        u = torch.rand(self.num_samples, dtype=torch.float64)
-        word = (u * math.log(W + 1)).exp().long() - 1
-        word = word.clamp(max=W - 1)  # where exp was rounded up to W + 1
-        # log((r + 2) / (r + 1)) = log1p(1 / (r + 1))
-        q = (1 / (word.double() + 1)).log1p() / math.log(W + 1)
-        return send(FIRST_WORD_ID + word, device), send(q.log().float(), device)
+        return cls(config, args.mask, RowTarget(), args.samples)
 
     def loss(self, model, batch):
         labels = batch.scored_labels()  # (M,)
-        samples, log_q = self.draw_samples(labels.device)  # (n,) each
+        # on the CPU: the same samples on every device, and MPS has no float64. The generator is
+        # that of PyTorch, which pretrain.py seeds before each step
+        u = torch.rand(self.num_samples, dtype=torch.float64)
+        words, log_q = sample_words(u, self.config.rows - FIRST_WORD_ID)
+        samples = send(FIRST_WORD_ID + words, labels.device)  # (n,)
+        log_q = send(log_q, labels.device)  # (n,)
 
         # One call scores everything: the columns are the M correct words, then the samples.
-        # Position i needs column i, its own word, and all samples
+        # Position i needs column i, its own word, and all samples. The other M - 1 are scored for
+        # nothing: a model has one list of columns for all positions
         columns = torch.cat([labels, samples])  # (M + n,)
         logits = model(batch.inputs, batch.key_mask, batch.positions, columns).float()
         correct = logits.diagonal()  # (M,), column i of row i
@@ -405,104 +517,32 @@ class SampledWords(MaskedWords):
         return losses.sum()
 
 
-@dataclass
-class MaskedHashes(MaskedWords):
-    """Masked words, predicted by the k hash buckets of their sketch alone. [CM]
+def sample_words(u, W):
+    """Return the words that uniform u draws of W, int64 (n,), and log q, float32 (n,).
 
-    Training scores buckets. Evaluation ranks words by the scores of their buckets.
+    u is float64 (n,), in [0, 1). Words are numbered by frequency. Word r of W is drawn with the
+    probability q = log((r + 2) / (r + 1)) / log(W + 1), about proportional to 1 / (r + 1). The q of
+    words 0 .. r add up to log(r + 2) / log(W + 1). For W = 3:
+
+        word r             0            1               2
+        q                  0.50         0.29            0.21
+        u that draws it    0 .. 0.50    0.50 .. 0.79    0.79 .. 1
+
+    A uniform u draws the first word whose sum exceeds u. It is (W + 1)^u - 1, rounded down:
+    u = 0.6 draws word 1, since 4^0.6 - 1 = 1.3.
     """
-
-    targets: torch.Tensor  # integer (V, k), the buckets of each token ID
-
-    head = "hash-mlm"
-
-    @classmethod
-    def from_run(cls, config, args, data, device):
-        return cls(config, args.mask, send(data.targets, device))
-
-    def cross_entropy(self, logits, batch):
-        """Return the loss of logits (M, k, C): that of a word is the mean over its k hashes."""
-        classes = self.find_classes(batch.scored_labels())  # (M, k)
-        loss = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="sum")
-        return loss / classes.shape[1]
-
-    def find_classes(self, labels):
-        """Return the class of each hash in its softmax, the bucket: token IDs (M,) to (M, k)."""
-        return self.targets[labels].long()
-
-    # Evaluation
-
-    def rank_labels(self, logits, batch):
-        """Rank each correct word by the scores of its buckets, and count hashes_right."""
-        words = batch.scored_labels() - FIRST_WORD_ID
-        digests = self.targets[FIRST_WORD_ID:]  # (W, k)
-        ranks = rank_words(logits.log_softmax(-1), digests, words, self.find_excluded(batch))
-        return ranks, dict(hashes_right=self.count_right_hashes(logits, batch))
-
-    def count_right_hashes(self, logits, batch):
-        """Return how many of the M·k hashes have the largest logit, int64 ()."""
-        is_right = logits.argmax(-1) == self.find_classes(batch.scored_labels())  # (M, k)
-        return is_right.sum()
-
-    def metrics(self, sums):
-        metrics = super().metrics(sums)
-        metrics["hashes_right"] = sums["hashes_right"] / sums["scored"] / self.config.hashes
-        return metrics
-
-
-@dataclass
-class MaskedDigests(MaskedHashes):
-    """Masked items, or phrases, predicted by the k hash tokens of their Bloom digest. [SB §2.4]
-
-    Evaluation searches for the best items, as there may be too many to score all.
-    """
-
-    bloom_map: BloomMap
-
-    @classmethod
-    def from_run(cls, config, args, data, device):
-        bloom_map = data.tokenizer.coder.bloom_map
-        return cls(config, args.mask, send(data.targets, device), bloom_map)
-
-    def find_classes(self, labels):
-        """Return the class of each hash in its softmax: token IDs (M,) to (M, k).
-
-        The k maps share one table of k·S rows, one block after another, and the softmax of each
-        hash is over all: for S = 10 the buckets 3 and 4 are the classes 3 and 14. [SB §2.3]
-        """
-        buckets = super().find_classes(labels)  # (M, k)
-        starts = self.config.buckets * torch.arange(buckets.shape[1], device=buckets.device)
-        return buckets + starts
-
-    # Evaluation
-
-    def rank_labels(self, logits, batch):
-        """Find the place of each correct item among the best; NOT_FOUND: it is not there.
-
-        certified counts for how many positions one round of search, with a beam of 20, proves that
-        it has found the best 20 items.
-        """
-        logp = hash_logp(logits, self.bloom_map)  # (M, k, S less special tokens)
-        exclude = self.find_excluded(batch)
-        one_round = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=exclude)
-        # the ranks are those of a search until the best are proved
-        best = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=exclude)
-        ranks = rank_in_lists(best.ids, batch.scored_labels() - FIRST_WORD_ID)
-        return ranks, dict(
-            hashes_right=self.count_right_hashes(logits, batch),
-            certified=one_round.certified.sum())
-
-    def metrics(self, sums):
-        metrics = super().metrics(sums)
-        metrics["certified"] = sums["certified"] / sums["scored"]
-        return metrics
+    words = (u * math.log(W + 1)).exp().long() - 1
+    words = words.clamp(max=W - 1)  # where exp was rounded up to W + 1
+    # log((r + 2) / (r + 1)) = log1p(1 / (r + 1))
+    q = (1 / (words.double() + 1)).log1p() / math.log(W + 1)
+    return words, q.log().float()
 
 
 OBJECTIVES = {
     "sr": ShuffleRandom,
     "mlm": MaskedWords,
     "sampled": SampledWords,
-    "hash-mlm": MaskedHashes,  # or MaskedDigests, of items and phrases
+    "hash-mlm": MaskedHashes,
 }
 
 
@@ -515,7 +555,4 @@ def build_objective(config, args, data, device):
         data: data.loading.Data.
         device: torch.device, of the model.
     """
-    objective_class = OBJECTIVES[args.objective]
-    if objective_class is MaskedHashes and data.tokenizer.coder.bloom_map is not None:
-        objective_class = MaskedDigests
-    return objective_class.from_run(config, args, data, device)
+    return OBJECTIVES[args.objective].from_run(config, args, data, device)

@@ -44,7 +44,8 @@ from data.corpus import Corpus, prepare
 from data.classification import METRICS
 from data.squad import exact_and_f1, normalize_answer
 from model import Config, Model, count_parameters
-from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
+from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, RowTarget, ShuffleRandom
+from objectives import SketchTarget, make_batch
 from search import beam_search, exhaustive
 from support.common import save_checkpoint
 from tests.helpers import make_words
@@ -767,7 +768,7 @@ def test_masked_words_by_hand():
         [[0.00, 0.49, 0.51, 0.00]],  # of the others below 0.5: a random word, here 77
     ])
     random_words = torch.full_like(ids, 77)
-    objective = MaskedWords(Config(emb="lookup", head="mlm"), 0.15)
+    objective = MaskedWords(Config(emb="lookup", head="mlm"), 0.15, RowTarget())
     inputs, labels = objective.corrupt(ids, noise, random_words)
     assert inputs.tolist() == [[MASK, 77, 12, 13]]
     assert labels.tolist() == [[10, 11, 12, IGNORE_INDEX]]
@@ -785,7 +786,7 @@ def test_masked_hashes_loss_by_hand():
     config = Config(emb="mean", head="hash-mlm", hashes=3, buckets=3)
     targets = torch.zeros(7, 3, dtype=torch.int64)  # (IDs, k)
     targets[6] = torch.tensor([2, 1, 0])
-    objective = MaskedHashes(config, 0.15, targets)
+    objective = MaskedHashes(config, 0.15, SketchTarget(targets))
     model = fixed_model([[  # (M, k, R)
         [0, 0, 0],
         [0, math.log(2), 0],

@@ -22,7 +22,7 @@ from bloom import BloomMap
 from embeddings import MedianEmbedding, ProjEmbedding
 from hashing import NgramLSH, list_ngrams
 from model import Config
-from objectives import MaskedHashes, ShuffleRandom, make_batch
+from objectives import MaskedHashes, ShuffleRandom, SketchTarget, make_batch
 from search import beam_search
 from support import learn_checks
 from support.learn_checks import EXERCISES, QUIZ, check, check_quiz, judge_function
@@ -231,7 +231,7 @@ def loss_of_objective(logits, buckets):
     config = Config(emb="mean", head="hash-mlm", hashes=k, buckets=R)
     targets = torch.zeros(FIRST_WORD_ID + 1, k, dtype=torch.int64)
     targets[FIRST_WORD_ID] = buckets  # of the only word
-    objective = MaskedHashes(config, 0.15, targets)
+    objective = MaskedHashes(config, 0.15, SketchTarget(targets))
     batch = make_batch(None, torch.tensor([[FIRST_WORD_ID]]))
     return objective.loss(lambda *batch: logits.unsqueeze(0), batch)
 

@@ -12,7 +12,7 @@ import torch
 
 from data import loading
 from data.batches import TextBatches
-from objectives import MaskedWords, make_batch
+from objectives import MaskedWords, RowTarget, make_batch
 from support.common import InputError, Ranks
 
 
@@ -21,7 +21,7 @@ def build_loader():
     """Return a function: the context of a loader of two steps for a device, with some workers."""
     def build(device, num_workers):
         batches = TextBatches(torch.arange(5, 1_005).numpy(), [1] * 1_000, 9, 4, 0)
-        objective = MaskedWords(SimpleNamespace(order=True), mask_rate=0.15)
+        objective = MaskedWords(SimpleNamespace(order=True), 0.15, RowTarget())
         return loading.open_loader(
             batches, objective, range(2), Ranks().share(4), 4, num_workers, torch.device(device))
     return build

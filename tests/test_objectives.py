@@ -13,8 +13,8 @@ from data.batches import Draw
 from model import Config
 from metrics import rank_words
 from objectives import IGNORE_INDEX as IGNORE
-from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
-from objectives import ShuffleRandom, build_objective, make_batch
+from objectives import OBJECTIVES, DigestTarget, MaskedHashes, MaskedWords, RowTarget, SampledWords
+from objectives import ShuffleRandom, SketchTarget, build_objective, make_batch, sample_words
 from search import beam_search, hash_logp
 from tests.helpers import bloom_model, choose_emb, tiny_model
 from tokenizer import MASK, PAD, SEP
@@ -29,7 +29,7 @@ ITEM_1 = make_batch(torch.tensor([[MASK]]), torch.tensor([[F0 + 1]]))  # item 1 
 
 def masked_words(order=True):
     """Return MaskedWords of a text, or of item sets, which have no order; 15 % are masked."""
-    return MaskedWords(Config(emb="lookup", head="mlm", order=order), 0.15)
+    return MaskedWords(Config(emb="lookup", head="mlm", order=order), 0.15, RowTarget())
 
 
 def fixed_model(logits):
@@ -79,6 +79,14 @@ def test_set_has_at_least_one_item_to_predict():
     assert (labels[:2] == IGNORE).all()  # a text may have none
 
 
+def test_set_without_items_has_none_to_predict():
+    """The label of a special token would be no item."""
+    ids = torch.tensor([[PAD, PAD, PAD], [SEP, MASK, PAD]])
+    inputs, labels = masked_words(order=False).corrupt(ids, torch.zeros(3, 2, 3), ids)
+    assert torch.equal(inputs, ids)
+    assert (labels == IGNORE).all()
+
+
 def test_masked_words_loss_and_recall_by_hand():
     """Special tokens, three of which score more than all words, have a share in the loss alone."""
     num_better = torch.tensor([0, 1, 9, 10, 19, 20])
@@ -121,17 +129,18 @@ def test_visible_items_of_a_set_are_no_predictions(inputs, word, hits):
 
 
 def masked_hashes(digests, buckets, bloom_map=None, **sizes):
-    """Return MaskedHashes of words in text with these digests (V, k), or MaskedDigests of items."""
+    """Return MaskedHashes of words in text with these buckets (V, k), or of the items of a map."""
     targets = F.pad(torch.as_tensor(digests), (0, 0, F0, 0))
     sizes = dict(emb="median") | sizes
     config = Config(head="hash-mlm", buckets=buckets, hashes=targets.shape[1], **sizes)
+    target = SketchTarget(targets)
     if bloom_map is not None:
-        return MaskedDigests(config, 0.15, targets, bloom_map)
-    return MaskedHashes(config, 0.15, targets)
+        target = DigestTarget(targets, bloom_map, buckets)
+    return MaskedHashes(config, 0.15, target)
 
 
 def masked_items(bloom_map):
-    """Return MaskedDigests of sets; after a map's R buckets its block has special tokens."""
+    """Return MaskedHashes of sets; after a map's R buckets its block has special tokens."""
     return masked_hashes(bloom_map.digest, bloom_map.num_buckets + F0, bloom_map, emb="bloom",
                          order=False)
 
@@ -250,7 +259,7 @@ def test_equal_scores_and_nan_have_no_recall(score):
 def sample_loss(scores, num_samples):
     """Return the loss of one position whose word has rank 2, and the sampled ranks (S,)."""
     config = Config(emb="lookup", head="mlm", rows=F0 + len(scores))
-    objective = SampledWords(config, 0.15, num_samples)
+    objective = SampledWords(config, 0.15, RowTarget(), num_samples)
     scored = []
 
     def model(inputs, key_mask, masked_positions, rows):
@@ -274,6 +283,14 @@ def test_sampled_softmax_is_unbiased():
     sigma = estimates.std() / math.sqrt(2_000)
     full_loss = -scores.log_softmax(0)[2]
     assert abs(estimates.mean() - full_loss.exp()) < 6 * sigma
+
+
+def test_sampled_words_by_hand():
+    """The first of three words has the q log 2 / log 4 = 0.5, two have log 3 / log 4 = 0.79."""
+    u = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.80, 0.999], dtype=torch.float64)
+    words, log_q = sample_words(u, 3)
+    assert words.tolist() == [0, 0, 1, 1, 2, 2]
+    assert log_q[:2].exp().tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("n", [113, 5_281_889])  # in float32 (r + 2) / (r + 1) of a rare word is 1
@@ -400,7 +417,8 @@ def test_masked_hashes_training_scores_no_vocabulary():
     num_items = 40_009
     model, tokenizer = bloom_model(n=num_items, alpha=97)
     targets = torch.from_numpy(tokenizer.codes())
-    objective = MaskedDigests(model.config, 0.15, targets, tokenizer.coder.bloom_map)
+    target = DigestTarget(targets, tokenizer.coder.bloom_map, model.config.buckets)
+    objective = MaskedHashes(model.config, 0.15, target)
     inputs = torch.tensor([[F0 + 1, MASK]])
     labels = torch.tensor([[IGNORE, F0 + 5]])
     sizes = []
