@@ -4,13 +4,13 @@ Sources:
     [V] Vaswani et al. 2017, Attention Is All You Need
     [BL] Li & Yip 2024, BERT-LSH
 Out of scope: causal masks; cross-attention, since q, k and v have one length; how to compute the
-    scores of colliding pairs alone (attention_fast.py and attention_flex.py: copy them with this
-    file if you need speed).
+    scores of colliding pairs alone (attention_fast.py, and attention_flex.py for a GPU: copy them
+    with this file if you need speed).
 Deviations:
     1. The paper fills a dense matrix of scores. So does lsh_attention_reference. The fast forms
        compute those of colliding pairs alone. The result is the same, up to rounding.
-    2. Hyperplanes are drawn once, and again where you call SelfAttention.redraw. The authors' code
-       draws them in every forward pass.
+    2. Hyperplanes are drawn once, and again where you call LSHSelfAttention.redraw. The authors'
+       code draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
     4. LSH attention is trained without attention dropout, as FlexAttention has none.
 Notation:
@@ -26,21 +26,23 @@ that does not collide has the score 0, and so the weight exp(0) = 1. fill="mask"
 reading of the idea: keys outside have no weight, and a query attends to its bucket and to itself.
 """
 
-import functools
 import importlib.util
 import math
-import shutil
 import warnings
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-FILLS = ("zero", "mask")  # what a pair that does not collide gets: the score 0, or no weight
-# all: each pair has its own score. upper, as in the authors' code: the scores above the diagonal
-# are mirrored below it
+# Choices of LSH attention; lsh_attention_reference explains the first two, lsh_attention the third
+FILLS = ("zero", "mask")
 PAIRS = ("all", "upper")
-IMPLS = ("auto", "dense", "blocks", "flex")  # how lsh_attention computes
+IMPLS = ("auto", "dense", "blocks", "flex")
+
+# Positions up to which the formula is as fast as what replaces it
+MAX_FORMULA_BF16 = 512  # full_attention in bfloat16 on a CPU
+MAX_FORMULA_LSH = 256  # lsh_attention on a CPU
+MAX_FORMULA_LSH_GPU = 512
 
 
 # Attention over all pairs
@@ -80,9 +82,6 @@ def widen_mask(key_mask):
     if key_mask is None:
         return None
     return key_mask[:, None, None, :]
-
-
-MAX_FORMULA_BF16 = 512  # positions up to which bfloat16 on a CPU takes the formula
 
 
 def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
@@ -185,6 +184,12 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
         fill="zero"    weights exp(ln 3), exp(0), exp(0) = 3, 1, 1    (3·1 + 1·2 + 1·3) / 5 = 1.6
         fill="mask"    weights 3, 0, 0                                (3·1) / 3 = 1
 
+    Scores of three positions, where all pairs collide:
+
+        pairs="all"    a b c    pairs="upper"    a b c
+                       d e f                     b e f
+                       g h i                     c f i
+
     Args:
         q, k, v: float (B, H, L, e).
         hq, hk: int64 (B, H, n, L), hash buckets of queries and keys, from simhash with the same
@@ -192,9 +197,9 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
         fill: "zero": a pair that does not collide has the score 0, as in the paper, so its weight
             is exp(0) = 1 before normalization. "mask": it has no weight, but a position always
             attends to itself, unless it is padding.
-        pairs: "all": each pair has its own score. "upper": <q_i, k_j> and its collision for i <= j
-            also serve (j, i), as in the authors' code. Then the result differs from full attention
-            even if all pairs collide.
+        pairs: "all": each pair has its own score. "upper", as in the authors' code: the scores and
+            collisions above the diagonal also serve below it, so the result differs from full
+            attention even if all pairs collide.
         key_mask: bool (B, L), True = attend, or None.
 
     Returns:
@@ -205,7 +210,7 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
     is_collision = collisions(hq, hk)  # (B, H, L, L)
     scores = q @ k.transpose(-2, -1) / math.sqrt(e)  # (B, H, L, L)
 
-    if pairs == "upper":  # entry (j, i) below the diagonal becomes that of (i, j) above it
+    if pairs == "upper":
         scores = scores.triu() + scores.triu(1).transpose(-2, -1)
         is_collision = is_collision.triu() | is_collision.triu(1).transpose(-2, -1)
 
@@ -216,27 +221,22 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
         is_itself = torch.eye(L, dtype=torch.bool, device=q.device)
         is_inside = is_collision | is_itself
         is_attended = is_inside if is_attended is None else is_inside & is_attended
-    else:
-        raise NotImplementedError(fill)
 
     return masked_softmax(scores, is_attended) @ v
 
 
 def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, impl="auto"):
-    """Return lsh_attention_reference by the form that is fastest here. [BL Alg. 1]
+    """Return lsh_attention_reference, by a faster form where one serves. [BL Alg. 1]
 
     Args:
         q, k, v, hq, hk, fill, pairs, key_mask: as in lsh_attention_reference.
-        impl: "dense": the literal formula. "blocks", attention_fast.py: bucket by bucket, in
-            float32 or float64; on a GPU do not allow TF32, which rounds the weight of the keys
-            outside. "flex", attention_flex.py: FlexAttention, for a GPU, where it requires a C
-            compiler and heads of at least 16. "auto": see choose_impl. torch.jit.trace always takes
-            "dense".
+        impl: "dense": the formula. "blocks": bucket by bucket, attention_fast.py. "flex":
+            FlexAttention, for a GPU, attention_flex.py. "auto": the fastest of those that serve.
+            torch.jit.trace always takes "dense", and torch.vmap requires it.
 
     Returns:
-        float (B, H, L, e), differentiable. A query that attends to no key has the result 0. NaN at
-        a position, padding or not, may spread to all positions of its sequence. vmap takes "dense"
-        alone.
+        float (B, H, L, e), differentiable. A query that attends to no key has the result 0. One
+        NaN, even at padding, may make all positions of its text NaN in its head, as 0 · NaN is NaN.
 
     Raises:
         ValueError: An argument has another shape, n is 0, a choice is unknown, or impl does not
@@ -248,84 +248,101 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
         hk = simhash(k, planes, coef, 256)
         out = lsh_attention(q, k, v, hq, hk)
     """
-    if torch.compiler.is_dynamo_compiling():
-        # the shapes of the fast forms depend on the data, so torch.compile leaves them out
-        uncompiled = uncompiled_lsh_attention()
-        return uncompiled(q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask, impl=impl)
     check_arguments(q, k, v, hq, hk, key_mask)
     check_choices(fill, pairs)
-
-    if impl not in IMPLS:
-        raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
-
-    n = hq.shape[2]
-    if torch.jit.is_tracing():  # a trace would keep the shapes of its example, and be wrong
+    check_impl(impl, hq, pairs)
+    if torch.jit.is_tracing():  # a trace would keep the sizes of the buckets of its example
         impl = "dense"
-    elif impl == "auto":
-        impl = choose_impl(q, n, pairs)
+    if impl == "auto" and is_formula_best(q, hq, pairs):
+        impl = "dense"
     if impl == "dense":
         return lsh_attention_reference(
             q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
-
-    if not has_fast_form(n, pairs):
-        raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
-                         f"got {n} and {pairs!r}.")
-    if impl == "blocks":
-        from attention_fast import lsh_attention_blocks as attend_fast
-    elif impl == "flex":
-        from attention_flex import lsh_attention_flex as attend_fast
-    if key_mask is None:
-        key_mask = torch.ones_like(hq[:, 0, 0], dtype=torch.bool)  # (B, L)
-    with torch.autocast(q.device.type, enabled=False):
-        out = attend_fast(q, k, v, hq.squeeze(2), hk.squeeze(2), fill, key_mask)
-    return out.to(q.dtype)
+    from attention_fast import lsh_attention_fast  # here, since this file works without it
+    return lsh_attention_fast(q, k, v, hq, hk, fill, key_mask, impl)
 
 
-MAX_DENSE = 256  # positions up to which a CPU takes the formula, which is as fast
-MAX_DENSE_GPU = 512  # the same on a GPU
-MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
+def is_formula_best(q, hq, pairs):
+    """Return whether impl="auto" takes the formula: it is as fast, or nothing else serves."""
+    B, _, L, _ = q.shape
+    max_formula = MAX_FORMULA_LSH_GPU if q.is_cuda else MAX_FORMULA_LSH
+    if L <= max_formula or B == 0:  # an empty batch has no buckets
+        return True
+    if not has_fast_form(hq, pairs):
+        return True
+    if importlib.util.find_spec("attention_fast") is None:
+        warnings.warn("LSH attention: found no attention_fast.py beside attention.py. The result "
+                      "is right, but takes the time and memory of all pairs.")
+        return True
+    return False
 
 
-def has_fast_form(n, pairs):
+def has_fast_form(hq, pairs):
     """Return whether "blocks" and "flex" serve: for one hash function, and a score of each pair."""
-    return n == 1 and pairs == "all"
+    return hq.shape[2] == 1 and pairs == "all"
 
 
-def choose_impl(q, n, pairs):
-    """Return what impl="auto" takes: "dense", "blocks" or "flex"."""
-    B, _, L, e = q.shape
-    if not has_fast_form(n, pairs):
-        return "dense"
-    max_dense = MAX_DENSE_GPU if q.is_cuda else MAX_DENSE
-    if L <= max_dense or B == 0:  # little to save; an empty batch has no buckets
-        return "dense"
-    for name in ("attention_fast", "attention_flex"):
-        if importlib.util.find_spec(name) is None:
-            warnings.warn(f"LSH attention: found no {name}.py beside attention.py. The result is "
-                          "right, but takes the time and memory of all pairs.")
-            return "dense"
-    is_half = q.dtype in (torch.bfloat16, torch.float16)  # in float32 FlexAttention is slower
-    if q.is_cuda and is_half and e >= MIN_FLEX_HEAD and has_compiler():
-        return "flex"
-    return "blocks"
-
-
-# A layer to copy
+# Layers to copy
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention over all pairs, or over colliding pairs. [V §3.2.2] [BL Alg. 1]
-
-    Under torch.compile LSH attention is a graph break. To train in bfloat16 use torch.autocast: the
-    hyperplanes, buffers that are saved with the weights, have to stay float32.
+    """Multi-head self-attention over all pairs of positions. [V §3.2.2]
 
     Args:
         hidden_size, num_heads: int, d and H. d is a multiple of H.
-        attn: "full" or "lsh". The arguments after dropout are for "lsh" alone.
-        dropout: share of the attention weights that training sets to 0, for "full" alone.
+        dropout: share of the attention weights that training sets to 0.
+
+    Shape:
+        x float (B, L, d) and key_mask bool (B, L), True = attend, or None, to float (B, L, d).
+
+    Raises:
+        ValueError: d is no multiple of H.
+    """
+
+    def __init__(self, hidden_size, num_heads, *, dropout=0.0):
+        super().__init__()
+        if num_heads < 1 or hidden_size % num_heads != 0:
+            raise ValueError("hidden_size: expected a multiple of num_heads, "
+                             f"got {hidden_size} and {num_heads}.")
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+
+    @classmethod
+    def from_config(cls, config, generator):
+        """Return the layer of a model.Config. The generator is for layers with hyperplanes."""
+        return cls(config.width, config.heads, dropout=config.dropout)
+
+    def forward(self, x, key_mask=None):
+        """Map x (B, L, d) to (B, L, d)."""
+        q, k, v = self.project(x)
+        dropout = self.dropout if self.training else 0.0
+        a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
+        return self.join_heads(a)
+
+    def project(self, x):
+        """Return queries, keys and values, each (B, H, L, e), of x (B, L, d)."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, e)
+        return qkv.permute(2, 0, 3, 1, 4).unbind()
+
+    def join_heads(self, a):
+        """Return the output (B, L, d) of what all heads attended to, a (B, H, L, e)."""
+        a = a.transpose(1, 2).flatten(2)  # (B, L, H·e)
+        return self.out(a)
+
+
+class LSHSelfAttention(SelfAttention):
+    """Multi-head self-attention with the scores of colliding pairs. [BL Alg. 1]
+
+    torch.compile leaves the fast forms out: they are a graph break. To train in bfloat16 use
+    torch.autocast: the hyperplanes, buffers that are saved with the weights, have to stay float32.
+
+    Args:
+        hidden_size, num_heads: as in SelfAttention.
         num_functions, num_hyperplanes, num_buckets, generator: n, r and more, as in
             draw_hyperplanes.
-        fill, pairs: as in lsh_attention.
+        fill, pairs: as in lsh_attention_reference.
 
     Shape:
         x float (B, L, d) and key_mask bool (B, L), True = attend, or None, to float (B, L, d).
@@ -334,61 +351,59 @@ class SelfAttention(nn.Module):
         ValueError: A choice is unknown, d is no multiple of H, or a number for simhash is 0.
 
     Example:
-        layer = SelfAttention(512, 8, attn="lsh")
+        layer = LSHSelfAttention(512, 8)
         y = layer(torch.randn(2, 1024, 512))
     """
 
-    def __init__(self, hidden_size, num_heads, *, attn="full", dropout=0.0, num_functions=1,
-                 num_hyperplanes=8, num_buckets=256, fill="zero", pairs="all", generator=None):
-        super().__init__()
-        if attn not in ("full", "lsh"):
-            raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
-        if num_heads < 1 or hidden_size % num_heads != 0:
-            raise ValueError("hidden_size: expected a multiple of num_heads, "
-                             f"got {hidden_size} and {num_heads}.")
+    def __init__(self, hidden_size, num_heads, *, num_functions=1, num_hyperplanes=8,
+                 num_buckets=256, fill="zero", pairs="all", generator=None):
+        super().__init__(hidden_size, num_heads)  # without dropout: deviation 4
         check_choices(fill, pairs)
-        self.num_heads = num_heads
-        self.attn = attn
-        self.dropout = dropout
         self.num_buckets = num_buckets
         self.fill = fill
         self.pairs = pairs
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.out = nn.Linear(hidden_size, hidden_size)
-        if attn == "lsh":
-            shape = (num_heads, num_functions, num_hyperplanes)
-            planes = torch.empty(*shape, hidden_size // num_heads, dtype=torch.float32)
-            self.register_buffer("planes", planes)  # (H, n, r, e)
-            self.register_buffer("coef", torch.empty(shape, dtype=torch.int64))  # (H, n, r)
-            self.redraw(generator)
+        shape = (num_heads, num_functions, num_hyperplanes)
+        planes = torch.empty(*shape, hidden_size // num_heads, dtype=torch.float32)
+        self.register_buffer("planes", planes)  # (H, n, r, e)
+        self.register_buffer("coef", torch.empty(shape, dtype=torch.int64))  # (H, n, r)
+        self.redraw(generator)
 
-    def redraw(self, generator=None):
-        """Draw new hyperplanes and coefficients, in place; requires attn="lsh". [BL §2.1]"""
-        planes, coef = draw_hyperplanes(*self.planes.shape, self.num_buckets, generator)
-        self.planes.copy_(planes)
-        self.coef.copy_(coef)
-
-    def project(self, x):
-        """Return queries, keys and values, each (B, H, L, e), of x (B, L, d)."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, e)
-        return qkv.permute(2, 0, 3, 1, 4).unbind()
+    @classmethod
+    def from_config(cls, config, generator):
+        """Return the layer of a model.Config, with hyperplanes from a generator."""
+        return cls(
+            config.width,
+            config.heads,
+            num_functions=config.lsh_hashes,
+            num_hyperplanes=config.lsh_bands,
+            num_buckets=config.lsh_buckets,
+            fill=config.lsh_fill,
+            pairs=config.lsh_pairs,
+            generator=generator)
 
     def forward(self, x, key_mask=None):
         """Map x (B, L, d) to (B, L, d)."""
         q, k, v = self.project(x)
-        if self.attn == "full":
-            dropout = self.dropout if self.training else 0.0
-            a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
-        else:
-            hq = simhash(q, self.planes, self.coef, self.num_buckets)  # (B, H, n, L)
-            hk = simhash(k, self.planes, self.coef, self.num_buckets)
-            a = lsh_attention(
-                q, k, v, hq, hk,
-                fill=self.fill,
-                pairs=self.pairs,
-                key_mask=key_mask)
-        a = a.transpose(1, 2).flatten(2)  # (B, H, L, e) -> (B, L, H·e)
-        return self.out(a)
+        hq = simhash(q, self.planes, self.coef, self.num_buckets)  # (B, H, n, L)
+        hk = simhash(k, self.planes, self.coef, self.num_buckets)
+        a = lsh_attention(
+            q, k, v, hq, hk,
+            fill=self.fill,
+            pairs=self.pairs,
+            key_mask=key_mask)
+        return self.join_heads(a)
+
+    def redraw(self, generator=None):
+        """Draw new hyperplanes and coefficients, in place. [BL §2.1]"""
+        planes, coef = draw_hyperplanes(*self.planes.shape, self.num_buckets, generator)
+        self.planes.copy_(planes)
+        self.coef.copy_(coef)
+
+
+ATTENTIONS = {
+    "full": SelfAttention,
+    "lsh": LSHSelfAttention,
+}
 
 
 # How often vectors collide
@@ -433,6 +448,15 @@ def check_choices(fill, pairs):
         raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
 
 
+def check_impl(impl, hq, pairs):
+    """Raise a ValueError unless impl is among IMPLS, and serves."""
+    if impl not in IMPLS:
+        raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
+    if impl in ("blocks", "flex") and not has_fast_form(hq, pairs):
+        raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
+                         f"got {hq.shape[2]} and {pairs!r}.")
+
+
 def check_arguments(q, k, v, hq, hk, key_mask):
     """Raise a ValueError where shapes do not fit: a size of 1 would be broadcast."""
     B, H, L, _ = q.shape
@@ -456,30 +480,6 @@ def check_hyperplanes(x, planes, coef):
         raise ValueError(f"planes, coef: expected float32 ({H}, n, r, {e}) and ({H}, n, r), got "
                          f"{planes.dtype} {[*planes.shape]} and {[*coef.shape]}. Use "
                          "draw_hyperplanes, and torch.autocast in place of a cast.")
-
-
-@functools.cache
-def has_compiler():
-    """Return whether a C compiler for FlexAttention is here; warn once if none is."""
-    if shutil.which("gcc") or shutil.which("clang"):
-        return True
-    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
-                  "which is slower on a GPU.")
-    return False
-
-
-UNCOMPILED = []  # lsh_attention that torch.compile leaves out, once a compiled model has called it
-
-
-def uncompiled_lsh_attention():
-    """Return lsh_attention that torch.compile leaves out.
-
-    As a decorator, torch.compiler.disable would load torch._dynamo at import, for about a second.
-    """
-    # one for all calls, or torch.compile would compile each anew. It warns about functools.cache
-    if not UNCOMPILED:
-        UNCOMPILED.append(torch.compiler.disable(lsh_attention))
-    return UNCOMPILED[0]
 
 
 def main():

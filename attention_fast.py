@@ -1,8 +1,8 @@
 """LSH attention of attention.py, faster: the scores of pairs that share a bucket, and no others.
 
 The result is that of attention.lsh_attention_reference, up to rounding, for one hash function and
-pairs="all". attention.lsh_attention calls this file, which needs torch alone. attention_flex.py has
-another form for a GPU.
+pairs="all". attention.lsh_attention calls lsh_attention_fast, at the end, which chooses between
+lsh_attention_blocks and, on a GPU, attention_flex.py. On a CPU this file needs torch alone.
 
 Notation:
     B batch   H heads   L positions   e head size   hq, hk hash buckets of queries and keys
@@ -38,11 +38,16 @@ outside, and the values are 1, 2, 3. Both results are 1.6:
     cell and extra key   weights exp(ln 3), exp(ln 2) = 3, 2            (3·1 + 2·2.5) / 5
 """
 
+import functools
+import importlib.util
 import math
+import shutil
+import warnings
 
 import torch
 import torch.nn.functional as F
 
+MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
 # Queries of a cell up to which attend is taken, the formula, not attend_large, PyTorch's kernel. It
 # changes the speed, and the result by rounding alone
 MAX_FORMULA_CELL = 64
@@ -59,6 +64,9 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
 
     There may be thousands of cells. So put cells of similar size in one group, and attend group by
     group. The memory grows with L, not L², even if all positions share a bucket.
+
+    Do not allow TF32 on a GPU. It rounds the factors of a product, and the score of an extra key is
+    one in attend_large: all keys outside would get another weight.
 
     Args:
         q, k, v: float (B, H, L, e).
@@ -355,3 +363,56 @@ def attend_large(q, k, v, extra_score, is_key):
         scale=1.0)
     out = out.squeeze(1)
     return out[:, :, :e], out[:, :, e:e + 1]
+
+
+# Which form is taken
+
+
+# torch.compile leaves it out, as its shapes depend on the data: each would be compiled anew. This
+# line takes a second when the file is imported
+@torch.compiler.disable
+def lsh_attention_fast(q, k, v, hq, hk, fill, key_mask, impl):
+    """Return attention.lsh_attention by blocks or by FlexAttention.
+
+    Args:
+        q, k, v: float (B, H, L, e).
+        hq, hk: int64 (B, H, 1, L), hash buckets.
+        fill: "zero" or "mask".
+        key_mask: bool (B, L), False = padding, or None.
+        impl: "blocks", "flex", or "auto": the faster of these on the device of q.
+    """
+    if impl == "auto":
+        impl = choose_impl(q)
+    if impl == "blocks":
+        attend_within_buckets = lsh_attention_blocks
+    elif impl == "flex":
+        from attention_flex import lsh_attention_flex as attend_within_buckets
+    else:
+        raise NotImplementedError(impl)
+    if key_mask is None:
+        key_mask = torch.ones_like(hq[:, 0, 0], dtype=torch.bool)  # (B, L)
+    with torch.autocast(q.device.type, enabled=False):
+        out = attend_within_buckets(q, k, v, hq.squeeze(2), hk.squeeze(2), fill, key_mask)
+    return out.to(q.dtype)
+
+
+def choose_impl(q):
+    """Return "flex" in half precision on a GPU, if it can run there, and else "blocks"."""
+    is_half = q.dtype in (torch.bfloat16, torch.float16)  # in float32 FlexAttention is slower
+    if q.is_cuda and is_half and q.shape[3] >= MIN_FLEX_HEAD and has_flex():
+        return "flex"
+    return "blocks"
+
+
+@functools.cache
+def has_flex():
+    """Return whether attention_flex.py and a C compiler are here; warn once of what is missing."""
+    if importlib.util.find_spec("attention_flex") is None:
+        missing = "attention_flex.py beside attention.py"
+    elif shutil.which("gcc") is None and shutil.which("clang") is None:
+        missing = "C compiler for FlexAttention"
+    else:
+        return True
+    warnings.warn(f"LSH attention: found no {missing}. It runs bucket by bucket, which is slower "
+                  "on a GPU.")
+    return False

@@ -3,7 +3,7 @@
 Read attention_fast.py first: this file takes its cells, its extra key, and its example. Bucket by
 bucket the host has to wait for the sizes of the cells. Here no shape depends on the data, so it
 never waits: FlexAttention skips the blocks of the sorted matrix of scores that hold no pair.
-attention.lsh_attention calls this file.
+attention_fast.lsh_attention_fast calls this file.
 
 Notation:
     B batch   H heads   L positions   e head size   hq, hk hash buckets of queries and keys
@@ -15,6 +15,7 @@ Notation:
 import functools
 
 import torch
+from torch.nn.attention import flex_attention as flex
 
 from attention_fast import find_extra_key, number_cells
 
@@ -104,7 +105,6 @@ def find_blocks(sorted_q, sorted_k):
     def is_same_cell(b, h, i, j):
         return sorted_q[b, h, i] == sorted_k[b, h, j]
 
-    from torch.nn.attention import flex_attention as flex  # here, as it loads torch._dynamo: 1 s
     return flex.BlockMask.from_kv_blocks(
         count,
         read_first,
@@ -115,7 +115,6 @@ def find_blocks(sorted_q, sorted_k):
 
 def attend_flex(q, k, v, blocks):
     """Return softmax(q kᵀ / √e) v over the pairs of a BlockMask, and log-sum-exps (B, H, L)."""
-    from torch.nn.attention import flex_attention as flex
     if not hasattr(flex, "AuxRequest"):  # torch 2.8
         return flex.flex_attention(q, k, v, block_mask=blocks, return_lse=True)
     request = flex.AuxRequest(lse=True)

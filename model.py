@@ -26,7 +26,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import SelfAttention
+from attention import ATTENTIONS
 from embeddings import EMBEDDINGS, INIT_STD, init_normal, unpack_bits
 from heads import HEADS
 from support.config import PRESETS, Config
@@ -177,17 +177,7 @@ class TransformerLayer(nn.Module):
         # subtle: hyperplanes have a generator of their own, so that the weights of a model with LSH
         # attention equal those of the dense model
         generator = self.make_generator(torch.initial_seed())
-        self.attention = SelfAttention(
-            c.width,
-            c.heads,
-            attn=c.attn,
-            dropout=c.dropout,
-            num_functions=c.lsh_hashes,
-            num_hyperplanes=c.lsh_bands,
-            num_buckets=c.lsh_buckets,
-            fill=c.lsh_fill,
-            pairs=c.lsh_pairs,
-            generator=generator)
+        self.attention = ATTENTIONS[c.attn].from_config(c, generator)
         self.up = nn.Linear(c.width, c.ffn)
         self.down = nn.Linear(c.ffn, c.width)
         self.act = nn.GELU() if c.act == "gelu" else nn.ReLU()

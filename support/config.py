@@ -13,7 +13,7 @@ Sources:
 
 from dataclasses import dataclass, fields
 
-from attention import FILLS, PAIRS
+from attention import ATTENTIONS, FILLS, PAIRS
 from embeddings import EMBEDDINGS
 from heads import HEADS
 
@@ -67,7 +67,7 @@ class Config:
     labels: int = 2  # classes of classify; 1: a regression
     pool: str = "cls"  # classify sees cls, the first position, or the mean of all positions
     # Attention: attention.py
-    attn: str = "full"  # full: all pairs; lsh: pairs that collide
+    attn: str = "full"  # full: all pairs; lsh: pairs that collide, without dropout of weights
     lsh_bands: int = 8  # r: hyperplanes of a hash function
     lsh_buckets: int = 256  # buckets of a hash function
     lsh_hashes: int = 1  # n: hash functions; a pair collides if one of them agrees
@@ -123,7 +123,7 @@ CHOICES = {
     "act": ("gelu", "relu"),
     "head": HEADS,
     "pool": ("cls", "mean"),
-    "attn": ("full", "lsh"),
+    "attn": ATTENTIONS,
     "lsh_fill": FILLS,
     "lsh_pairs": PAIRS,
 }

@@ -13,9 +13,10 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.attention.flex_attention import create_mask
 
 import attention
+import attention_fast
 import attention_flex
-from attention import SelfAttention, full_attention, full_attention_reference, lsh_attention
-from attention import lsh_attention_reference, simhash
+from attention import LSHSelfAttention, SelfAttention, full_attention, full_attention_reference
+from attention import lsh_attention, lsh_attention_reference, simhash
 from bench.shares import outside_share, outside_share_law
 
 
@@ -194,9 +195,8 @@ def test_self_attention_matches_recorded_outputs_of_the_authors_code(n, num_keys
 
     Recorded: coordinates 0 and 5 of the output, which are of the first and of the second head.
     """
-    layer = SelfAttention(
-        8, 2, attn="lsh", pairs="upper",
-        num_functions=n, num_hyperplanes=2, num_buckets=4)
+    layer = LSHSelfAttention(
+        8, 2, pairs="upper", num_functions=n, num_hyperplanes=2, num_buckets=4)
     layer.qkv.weight.data = waves(24, 8, phase=2.0)
     layer.qkv.bias.data.zero_()
     layer.out.weight.data = torch.eye(8)
@@ -316,7 +316,7 @@ def test_one_compilation_of_flex_serves_all_buckets(monkeypatch):
 @GPU
 @FILL
 def test_flex_on_a_gpu_never_waits(fill):
-    layer = SelfAttention(64, 4, attn="lsh", fill=fill, dropout=0.1).cuda()
+    layer = LSHSelfAttention(64, 4, fill=fill).cuda()
     x = torch.randn(2, 600, 64, device="cuda")
 
     def train():
@@ -353,19 +353,38 @@ def test_blocks_compute_in_float32_under_autocast():
 ])
 def test_auto_chooses_what_serves(monkeypatch, L, e, n, pairs, dtype, on_cpu, on_gpu):
     q = torch.zeros(1, 1, L, e, dtype=dtype)
-    assert attention.choose_impl(q, n, pairs) == on_cpu
+    hq = torch.zeros(1, 1, n, L, dtype=torch.int64)
+
+    def choose():
+        if attention.is_formula_best(q, hq, pairs):
+            return "dense"
+        return attention_fast.choose_impl(q)
+
+    assert choose() == on_cpu
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(attention, "has_compiler", lambda: True)
-    assert attention.choose_impl(q, n, pairs) == on_gpu
+    monkeypatch.setattr(attention_fast, "has_flex", lambda: True)
+    assert choose() == on_gpu
 
 
-def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
+def remove_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(attention, "has_compiler", attention.has_compiler.__wrapped__)
+
+
+def remove_flex(monkeypatch):
+    monkeypatch.setitem(sys.modules, "attention_flex", None)  # as if there were none
+
+
+@pytest.mark.parametrize("remove, message", [
+    (remove_compiler, "found no C compiler for FlexAttention. It runs bucket by bucket"),
+    (remove_flex, "found no attention_flex.py beside attention.py. It runs bucket by bucket"),
+])
+def test_without_what_flex_requires_a_gpu_takes_blocks_and_warns(monkeypatch, remove, message):
+    remove(monkeypatch)
+    monkeypatch.setattr(attention_fast, "has_flex", attention_fast.has_flex.__wrapped__)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    with pytest.warns(UserWarning, match="found no C compiler"):
+    with pytest.warns(UserWarning, match=message):
         q = torch.zeros(1, 1, 513, 16, dtype=torch.bfloat16)
-        impl = attention.choose_impl(q, 1, "all")
+        impl = attention_fast.choose_impl(q)
     assert impl == "blocks"
 
 
@@ -395,15 +414,29 @@ def test_find_blocks_matches_docstring_example(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("name", ["attention_fast", "attention_flex"])
-def test_attention_without_a_fast_file_warns_and_is_right(monkeypatch, name):
+def test_attention_alone_warns_and_is_right(monkeypatch):
     """A file that is copied alone is never slow in silence."""
-    monkeypatch.setitem(sys.modules, name, None)  # as if there were none
+    monkeypatch.setitem(sys.modules, "attention_fast", None)  # as if there were none
     vectors = random_vectors(L=300)
     buckets = random_buckets(300)
-    with pytest.warns(UserWarning, match=f"found no {name}.py beside attention.py"):
+    with pytest.warns(UserWarning, match="found no attention_fast.py beside attention.py"):
         out = lsh_attention(*vectors, *buckets)
     assert torch.equal(out, lsh_attention_reference(*vectors, *buckets))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("missing, L, pairs", [
+    ("attention_fast", 256, "all"),
+    ("attention_fast", 300, "upper"),  # the formula alone serves
+    ("attention_flex", 300, "all"),  # it is for a GPU
+])
+def test_attention_without_a_file_that_it_needs_not_is_silent(monkeypatch, missing, L, pairs):
+    vectors = random_vectors(L=L)
+    buckets = random_buckets(L)
+    expected = lsh_attention(*vectors, *buckets, pairs=pairs)
+    monkeypatch.setitem(sys.modules, missing, None)
+    out = lsh_attention(*vectors, *buckets, pairs=pairs)
+    assert torch.equal(out, expected)
 
 
 ONE_HEAD = torch.zeros(2, 1, 1, 37, dtype=torch.int64)
@@ -434,16 +467,16 @@ def test_lsh_attention_refuses_what_would_be_silently_wrong(change, message):
         lsh_attention(**arguments)
 
 
-# The module
+# The layers
 
 
-@pytest.mark.parametrize("attn, is_training, is_random", [
-    ("full", True, True),
-    ("full", False, False),
-    ("lsh", True, False),  # deviation 4
+@pytest.mark.parametrize("layer, is_training, is_random", [
+    (SelfAttention(8, 2, dropout=0.5), True, True),
+    (SelfAttention(8, 2, dropout=0.5), False, False),
+    (LSHSelfAttention(8, 2), True, False),  # deviation 4
 ])
-def test_self_attention_drops_weights_of_dense_attention_in_training(attn, is_training, is_random):
-    layer = SelfAttention(8, 2, attn=attn, dropout=0.5).train(is_training)
+def test_self_attention_drops_weights_of_dense_attention_in_training(layer, is_training, is_random):
+    layer.train(is_training)
     x = torch.randn(1, 9, 8)
     has_changed = not torch.equal(layer(x), layer(x))
     assert has_changed == is_random
@@ -451,13 +484,13 @@ def test_self_attention_drops_weights_of_dense_attention_in_training(attn, is_tr
 
 def test_self_attention_compiles_around_lsh_attention():
     """One graph before it and one after, which later calls reuse."""
-    layer = SelfAttention(16, 2, attn="lsh")
+    layer = LSHSelfAttention(16, 2)
     x = torch.randn(1, 300, 16)
     counter = CompileCounter()
     compiled = torch.compile(layer, backend=counter)
     assert_close([compiled(x)], [layer(x)])
     assert counter.frame_count == 2
-    compiled(x)  # the helper that was made in the first call is a constant from here on
+    compiled(x)
     num_frames = torch._dynamo.utils.counters["frames"]["total"]
     for _ in range(3):
         y = torch.randn(1, 300, 16)
@@ -465,10 +498,19 @@ def test_self_attention_compiles_around_lsh_attention():
     assert torch._dynamo.utils.counters["frames"]["total"] == num_frames
 
 
+def test_self_attention_over_a_short_text_compiles_as_one_graph():
+    layer = LSHSelfAttention(16, 2)
+    x = torch.randn(1, 256, 16)
+    counter = CompileCounter()
+    compiled = torch.compile(layer, backend=counter)
+    assert_close([compiled(x)], [layer(x)])
+    assert counter.frame_count == 1
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_traced_self_attention_is_right_for_other_vectors():
     """300 positions: impl="auto" would take blocks, whose shapes depend on the vectors."""
-    layer = SelfAttention(16, 2, attn="lsh")
+    layer = LSHSelfAttention(16, 2)
     traced = torch.jit.trace(layer, torch.randn(1, 300, 16))
     for length in (300, 400):
         x = torch.randn(2, length, 16)
@@ -476,12 +518,11 @@ def test_traced_self_attention_is_right_for_other_vectors():
 
 
 def test_self_attention_over_no_sequence_is_empty():
-    layer = SelfAttention(16, 2, attn="lsh")
+    layer = LSHSelfAttention(16, 2)
     assert layer(torch.zeros(0, 300, 16)).shape == (0, 300, 16)
 
 
 @pytest.mark.parametrize("changes, message", [
-    (dict(attn="sparse"), "attn: expected full or lsh, got 'sparse'"),
     (dict(fill="zeros"), "fill: expected zero or mask, got 'zeros'"),
     (dict(num_hyperplanes=0), "hyperplanes: expected sizes of at least 1"),
     (dict(num_heads=3), "hidden_size: expected a multiple of num_heads, got 8 and 3"),
@@ -489,4 +530,4 @@ def test_self_attention_over_no_sequence_is_empty():
 ])
 def test_self_attention_refuses_what_it_cannot_be(changes, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        SelfAttention(8, **dict(num_heads=2, attn="lsh") | changes)
+        LSHSelfAttention(8, **dict(num_heads=2) | changes)

@@ -1,4 +1,4 @@
-"""Extensions: a toy embedding, code format, field, hash, objective and task, from outside.
+"""Extensions: a toy embedding, code format, field, hash, attention, objective, task, from outside.
 
 And the table of embeddings and the help, which a new method must join.
 """
@@ -17,6 +17,7 @@ import embeddings
 import finetune
 import model
 import pretrain
+from attention import ATTENTIONS, SelfAttention
 from data import loading
 from data.classification import SequenceClassification
 from data.coders import CODERS, Coder
@@ -100,6 +101,14 @@ class ToyHash(WordHash):
         return np.array([word in self.ranks for word in words], bool)
 
 
+class ToyAttention(SelfAttention):
+    """A position sees itself alone."""
+
+    def forward(self, x, key_mask=None):
+        _, _, v = self.project(x)
+        return self.join_heads(v)
+
+
 class ToyHead(PositionHead):
     """Two classes for each position."""
 
@@ -142,16 +151,18 @@ def toy_flags(monkeypatch, small):
     """Register the toys; return flags of a run of two steps into tmp_path/toy."""
     monkeypatch.setitem(EMBEDDINGS, "toy", ToyEmbedding)
     monkeypatch.setitem(HASHES, "toy", ToyHash)
+    monkeypatch.setitem(ATTENTIONS, "toy", ToyAttention)
     monkeypatch.setitem(HEADS, "toy", ToyHead)
     monkeypatch.setitem(OBJECTIVES, "toy", ToyObjective)
     monkeypatch.setitem(TASKS, "toy", Task(["text"], ["no", "yes"], ["accuracy"]))
-    toys = "--emb toy --hash toy --objective toy --bits 24 --hash_seed 3 --steps 2 --eval_every 1"
-    return small(*toys.split(), out="toy")
+    toys = "--emb toy --hash toy --attn toy --objective toy --bits 24 --hash_seed 3"
+    return small(*f"{toys} --steps 2 --eval_every 1".split(), out="toy")
 
 
 def test_help_of_toys_lists_them(toy_flags):
     text = run_main(pretrain.main, "--help").out + run_main(finetune.main, "--help").out
-    assert re.findall(r"--(\w+) {[^}]*\btoy\b", text) == ["hash", "emb", "objective", "task"]
+    kinds = ["hash", "emb", "attn", "objective", "task"]
+    assert re.findall(r"--(\w+) {[^}]*\btoy\b", text) == kinds
 
 
 def test_subclasses_are_set_up_as_their_parents(monkeypatch):
@@ -173,6 +184,7 @@ def test_toy_run_trains_and_detects(toy_flags, tmp_path):
 
     assert set(result) == {"eval_loss", "toy_accuracy"}
     assert isinstance(predictor.model.inputs.embedding, ToyEmbedding)
+    assert isinstance(predictor.model.layers[0].attention, ToyAttention)
     assert predictor.tokenizer.coder.hash.shift == 3
     assert len(predictor.tokenizer.coder.hash.ranks) > 30
     assert p.shape == (len(words), 2)
@@ -254,7 +266,8 @@ def test_table_of_embeddings_and_help_name_each_member():
     # embeddings are listed in the text of a group
     help_of["emb"] = re.sub(r"{.*?}", "", flags.build_parser().format_help(), flags=re.S)
     tasks = [name for name, task in TASKS.items() if not task.is_glue]
-    for flag, names in dict(emb=EMBEDDINGS, hash=HASHES, objective=OBJECTIVES, task=tasks).items():
+    kinds = dict(emb=EMBEDDINGS, hash=HASHES, attn=ATTENTIONS, objective=OBJECTIVES, task=tasks)
+    for flag, names in kinds.items():
         for name in names:
             # an embedding stands in a sentence; others in a list, "mlm, sampled: predict ..."
             pattern = rf"\b{name}\b" if flag == "emb" else rf"(?<![\w-]){name}[:,]"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import attention
+import attention_fast
 import finetune
 import infer
 import pretrain
@@ -64,7 +64,7 @@ def test_pretend_gpu_counts_waits(use, num_waits):
 def no_flex(monkeypatch):
     """FlexAttention has no backward pass on the CPU that acts as a GPU, so LSH attention goes
     bucket by bucket. What it waits for on a GPU is not tested here."""
-    monkeypatch.setattr(attention, "has_compiler", lambda: False)
+    monkeypatch.setattr(attention_fast, "has_flex", lambda: False)
 
 
 @pytest.fixture

@@ -198,7 +198,7 @@ def test_text_of_one_position_has_the_vectors_of_one(emb, m):
 
 
 def test_layer_has_the_settings_of_the_config():
-    """Other ones than those that SelfAttention has by itself; its tests say what they do."""
+    """Other ones than those that LSHSelfAttention has by itself; its tests say what they do."""
     layer = tiny_model(**LSH, lsh_fill="mask", lsh_pairs="upper", act="relu").layers[1]
     attention = layer.attention
     assert isinstance(layer.act, torch.nn.ReLU)
