@@ -39,7 +39,8 @@ FILLS = ("zero", "mask")
 PAIRS = ("all", "upper")
 IMPLS = ("auto", "dense", "blocks", "flex")
 
-# Positions up to which the formula is as fast as what replaces it
+# Positions up to which the formula is as fast as what replaces it: measured on two cores of an EPYC
+# and on one H200, with heads of 64 (docs/speed.md, "Attention in two dtypes" and "One GPU")
 MAX_FORMULA_BF16 = 512  # full_attention in bfloat16 on a CPU
 MAX_FORMULA_LSH = 256  # lsh_attention on a CPU
 MAX_FORMULA_LSH_GPU = 512
@@ -250,11 +251,7 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
     """
     check_arguments(q, k, v, hq, hk, key_mask)
     check_choices(fill, pairs)
-    check_impl(impl, hq, pairs)
-    if torch.jit.is_tracing():  # a trace would keep the sizes of the buckets of its example
-        impl = "dense"
-    if impl == "auto" and is_formula_best(q, hq, pairs):
-        impl = "dense"
+    impl = choose_impl(impl, q, hq, pairs)
     if impl == "dense":
         return lsh_attention_reference(
             q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
@@ -262,24 +259,32 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
     return lsh_attention_fast(q, k, v, hq, hk, fill, key_mask, impl)
 
 
-def is_formula_best(q, hq, pairs):
-    """Return whether impl="auto" takes the formula: it is as fast, or nothing else serves."""
+def choose_impl(impl, q, hq, pairs):
+    """Return "dense", or what lsh_attention_fast takes: "blocks", "flex", or "auto", one of these.
+
+    Raises a ValueError if impl is not among IMPLS, or does not serve.
+    """
+    if impl not in IMPLS:
+        raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
+    n = hq.shape[2]
+    has_fast_form = n == 1 and pairs == "all"
+    if impl in ("blocks", "flex") and not has_fast_form:
+        raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
+                         f"got {n} and {pairs!r}.")
+    if torch.jit.is_tracing():  # a trace would keep the sizes of the buckets of its example
+        return "dense"
+    if impl != "auto":
+        return impl
     B, _, L, _ = q.shape
     max_formula = MAX_FORMULA_LSH_GPU if q.is_cuda else MAX_FORMULA_LSH
-    if L <= max_formula or B == 0:  # an empty batch has no buckets
-        return True
-    if not has_fast_form(hq, pairs):
-        return True
+    if L <= max_formula or B == 0 or not has_fast_form:  # an empty batch has no buckets
+        return "dense"
+    # in each call, since torch.compile warns of functools.cache
     if importlib.util.find_spec("attention_fast") is None:
         warnings.warn("LSH attention: found no attention_fast.py beside attention.py. The result "
                       "is right, but takes the time and memory of all pairs.")
-        return True
-    return False
-
-
-def has_fast_form(hq, pairs):
-    """Return whether "blocks" and "flex" serve: for one hash function, and a score of each pair."""
-    return hq.shape[2] == 1 and pairs == "all"
+        return "dense"
+    return "auto"
 
 
 # Layers to copy
@@ -311,7 +316,7 @@ class SelfAttention(nn.Module):
 
     @classmethod
     def from_config(cls, config, generator):
-        """Return the layer of a model.Config. The generator is for layers with hyperplanes."""
+        """Return the layer of a model.Config. generator is unused: it draws hyperplanes."""
         return cls(config.width, config.heads, dropout=config.dropout)
 
     def forward(self, x, key_mask=None):
@@ -446,15 +451,6 @@ def check_choices(fill, pairs):
         raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
     if pairs not in PAIRS:
         raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
-
-
-def check_impl(impl, hq, pairs):
-    """Raise a ValueError unless impl is among IMPLS, and serves."""
-    if impl not in IMPLS:
-        raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
-    if impl in ("blocks", "flex") and not has_fast_form(hq, pairs):
-        raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
-                         f"got {hq.shape[2]} and {pairs!r}.")
 
 
 def check_arguments(q, k, v, hq, hk, key_mask):

@@ -382,7 +382,7 @@ def lsh_attention_fast(q, k, v, hq, hk, fill, key_mask, impl):
         impl: "blocks", "flex", or "auto": the faster of these on the device of q.
     """
     if impl == "auto":
-        impl = choose_impl(q)
+        impl = choose_fast_impl(q)
     if impl == "blocks":
         attend_within_buckets = lsh_attention_blocks
     elif impl == "flex":
@@ -396,7 +396,7 @@ def lsh_attention_fast(q, k, v, hq, hk, fill, key_mask, impl):
     return out.to(q.dtype)
 
 
-def choose_impl(q):
+def choose_fast_impl(q):
     """Return "flex" in half precision on a GPU, if it can run there, and else "blocks"."""
     is_half = q.dtype in (torch.bfloat16, torch.float16)  # in float32 FlexAttention is slower
     if q.is_cuda and is_half and q.shape[3] >= MIN_FLEX_HEAD and has_flex():

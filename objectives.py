@@ -49,7 +49,7 @@ from search import beam_search, hash_logp
 from support.common import send
 from tokenizer import FIRST_WORD_ID, MASK
 
-IGNORE_INDEX = -100  # the label of a position that is not scored: torch's own default
+IGNORE_INDEX = -100  # the label of a position that is not scored
 
 
 class Batch(NamedTuple):
@@ -227,7 +227,11 @@ class ShuffleRandom(Objective):
         return model(batch.inputs, batch.key_mask).float()  # (B, L, 3)
 
     def cross_entropy(self, logits, batch):
-        return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
+        return F.cross_entropy(
+            logits.flatten(0, 1),
+            batch.labels.flatten(),
+            ignore_index=IGNORE_INDEX,
+            reduction="sum")
 
     # Evaluation
 
@@ -251,9 +255,7 @@ class ShuffleRandom(Objective):
 class MaskedWords(Objective):
     """Masked-word prediction: which word, or item, was there? [BERT §3.1]
 
-    The target says which classes of a softmax stand for a word (find_classes, for cross_entropy and
-    expected_loss), ranks words by the logits (count, for tally), and reports what it counted
-    (measure, for metrics).
+    The target says what stands for a word. The class Target lists its methods.
     """
 
     head = "mlm"
@@ -261,7 +263,7 @@ class MaskedWords(Objective):
 
     config: object  # model.Config
     mask_rate: float  # share of words to predict
-    target: object  # RowTarget, SketchTarget or DigestTarget
+    target: object  # Target
 
     @classmethod
     def from_run(cls, config, args, data, device):
@@ -279,9 +281,9 @@ class MaskedWords(Objective):
         choose, mask, replace = noise  # (B, L) each
         is_word = ids >= FIRST_WORD_ID
         is_chosen = is_word & (choose < self.mask_rate)
-        if not self.config.order:  # the first item of each set that a larger rate would choose
-            first = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
-            is_chosen = is_chosen.scatter(1, first, True) & is_word  # a set may have no item
+        if not self.config.order:  # the item of each set whose number in choose is the smallest
+            smallest = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
+            is_chosen = is_chosen.scatter(1, smallest, True) & is_word  # a set may have no item
         is_masked = is_chosen & (mask < 0.8)
         is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
 
@@ -304,10 +306,10 @@ class MaskedWords(Objective):
     # Evaluation
 
     def tally(self, logits, batch):
-        """Return what the target counts, and label_counts (h, C): how often each is a label."""
+        """Return the target's tally, and label_counts (h, C): how often each class is a label."""
         labels = batch.scored_labels()
         classes = self.target.find_classes(labels)  # (M, h)
-        counts = self.target.count(logits, labels, self.find_excluded(batch))
+        counts = self.target.tally(logits, labels, self.find_excluded(batch))
         counts["label_counts"] = count_classes(classes, logits.shape[-1])
         return counts
 
@@ -315,20 +317,21 @@ class MaskedWords(Objective):
         """Return the words that are no predictions of each scored position, int64 (M, E).
 
         These are the other items of its set, by number, and -1 is none (deviation 4). The inputs
-        have them all: evaluations of sets mask one item and replace none (corrupt_batch). A text
-        has no such words, and E is 0: a word may be there twice.
+        have them all if one item is masked and none replaced, as in evaluations of pretrain.py
+        (corrupt_batch). A text has no such words, and E is 0: a word may be there twice.
         """
         if self.config.order:
             return batch.positions.new_empty(len(batch.positions), 0)
         row = batch.positions // batch.inputs.shape[1]  # (M,)
         ids = batch.inputs[row]  # (M, L), the set
         is_special = ids < FIRST_WORD_ID
-        # subtle: an answer that corrupt left in the inputs is no other item
+        # subtle: evaluate also takes batches of corrupt, where 10 % of the answers stay in the
+        # inputs. An answer is no other item: if it were excluded, it would never be a hit
         is_answer = ids == batch.scored_labels().unsqueeze(1)
         return torch.where(is_special | is_answer, -1, ids - FIRST_WORD_ID)
 
     def metrics(self, sums):
-        return self.target.measure(sums)
+        return self.target.metrics(sums)
 
     def expected_loss(self, word_counts, sums):
         label_counts = sums["label_counts"]
@@ -362,65 +365,91 @@ class MaskedHashes(MaskedWords):
 # What stands for a masked word
 
 
-class RowTarget:
+class Target:
+    """Base class. A subclass has those methods that raise an error here.
+
+    The methods of MaskedWords that call each:
+
+        find_classes    cross_entropy, tally, expected_loss
+        tally           tally
+        metrics         metrics
+    """
+
+    def find_classes(self, labels):
+        """Return the h classes of each word: token IDs (M,) to int64 (M, h)."""
+        raise NotImplementedError
+
+    def tally(self, logits, labels, exclude):
+        """Rank the correct words, and return the counts that metrics needs, a dict of tensors.
+
+        Args:
+            logits: float (M, V) where a word is one class, else (M, h, C).
+            labels: int64 (M,), token IDs of the correct words.
+            exclude: int64 (M, E), other words that do not count, by number, -1 for none.
+
+        Returns:
+            dict of hits, int64 (3,), of count_hits, and of what a subclass adds.
+        """
+        raise NotImplementedError
+
+    def metrics(self, sums):
+        """Return what an evaluation reports, a dict of float. sums: as in Objective.metrics."""
+        return measure_recall(sums["hits"], sums["scored"])
+
+
+class RowTarget(Target):
     """A word is its row of a table: one softmax over all token IDs. [BERT §3.1]"""
 
     def find_classes(self, labels):
         """Return the class of each word, its ID: token IDs (M,) to (M, 1)."""
         return labels.unsqueeze(1)
 
-    def count(self, logits, labels, exclude):
-        """Rank the words by logits (M, V). Special tokens are never predicted.
-
-        Args:
-            labels: int64 (M,), token IDs of the correct words.
-            exclude: int64 (M, E), other words that do not count, by number, -1 for none.
-
-        Returns:
-            dict of hits, int64 (3,), of count_hits.
-        """
+    def tally(self, logits, labels, exclude):
+        """Rank the words by logits (M, V). Special tokens are never predicted."""
         scores = logits[:, FIRST_WORD_ID:]  # (M, W)
         ranks = rank_scores(scores, labels - FIRST_WORD_ID, exclude)
         return dict(hits=count_hits(ranks))
 
-    def measure(self, sums):
-        return measure_recall(sums["hits"], sums["scored"])
-
 
 @dataclass
-class SketchTarget:
-    """A word is the k buckets of its sketch. Each hash function has a softmax over R. [CM]"""
+class HashTarget(Target):
+    """Base class: a word is h hashes. hashes_right is the share of those predicted right."""
 
-    buckets: torch.Tensor  # integer (V, k), of each token ID
+    buckets: torch.Tensor  # integer (V, h), of each token ID
+
+    def count_right(self, logits, labels):
+        """Return how many of the hashes have the largest of their logits (M, h, C), int64 ()."""
+        return (logits.argmax(-1) == self.find_classes(labels)).sum()
+
+    def metrics(self, sums):
+        metrics = super().metrics(sums)
+        metrics["hashes_right"] = sums["hashes_right"] / sums["scored"] / self.buckets.shape[1]
+        return metrics
+
+
+class SketchTarget(HashTarget):
+    """A word is the k buckets of its sketch. Each hash function has a softmax over R. [CM]"""
 
     def find_classes(self, labels):
         """Return the class of each hash, its bucket: token IDs (M,) to (M, k)."""
         return self.buckets[labels].long()
 
-    def count(self, logits, labels, exclude):
+    def tally(self, logits, labels, exclude):
         """Rank the words by the logits (M, k, R) of their buckets, and count hashes_right."""
         logp = logits.log_softmax(-1)
         sketches = self.buckets[FIRST_WORD_ID:]  # (W, k)
         ranks = rank_words(logp, sketches, labels - FIRST_WORD_ID, exclude)
-        return dict(
-            hits=count_hits(ranks),
-            hashes_right=count_right(logits, self.find_classes(labels)))
-
-    def measure(self, sums):
-        metrics = measure_recall(sums["hits"], sums["scored"])
-        metrics["hashes_right"] = sums["hashes_right"] / sums["scored"] / self.buckets.shape[1]
-        return metrics
+        return dict(hits=count_hits(ranks), hashes_right=self.count_right(logits, labels))
 
 
 @dataclass
-class DigestTarget:
+class DigestTarget(HashTarget):
     """An item, or phrase, is the m hash tokens of its Bloom digest. [SB §2.4]
 
     The maps share one table, in which each has a block of R + s rows, and the softmax of each token
     is over all of them. [SB §2.3]
     """
 
-    buckets: torch.Tensor  # integer (V, m), of each token ID
     bloom_map: BloomMap
     block_size: int  # R + s
 
@@ -433,7 +462,7 @@ class DigestTarget:
         starts = self.block_size * torch.arange(buckets.shape[1], device=buckets.device)
         return buckets + starts
 
-    def count(self, logits, labels, exclude):
+    def tally(self, logits, labels, exclude):
         """Search for the best items, as there may be too many to score all.
 
         certified counts for how many positions one round of search, with a beam of 20, proves that
@@ -447,19 +476,13 @@ class DigestTarget:
         ranks = rank_in_lists(best.ids, labels - FIRST_WORD_ID)
         return dict(
             hits=count_hits(ranks),
-            hashes_right=count_right(logits, self.find_classes(labels)),
+            hashes_right=self.count_right(logits, labels),
             certified=one_round.certified.sum())
 
-    def measure(self, sums):
-        metrics = measure_recall(sums["hits"], sums["scored"])
-        metrics["hashes_right"] = sums["hashes_right"] / sums["scored"] / self.buckets.shape[1]
+    def metrics(self, sums):
+        metrics = super().metrics(sums)
         metrics["certified"] = sums["certified"] / sums["scored"]
         return metrics
-
-
-def count_right(logits, classes):
-    """Return how many of the classes (M, h) have the largest of the logits (M, h, C), int64 ()."""
-    return (logits.argmax(-1) == classes).sum()
 
 
 # Sampled softmax

@@ -19,7 +19,8 @@ buckets. Three searches find the items of the largest scores: exhaustive scores 
 beam_search_reference those of the likely buckets alone, in plain loops, and beam_search does the
 same for many positions at once.
 
-They read five attributes of the maps, which those of bloom.py and any object like main's have:
+An argument bloom_map may be any object with the five attributes that they read. BloomMap and
+ItemMap of bloom.py have them, and so has main's:
 
     n_items, m, num_buckets, alpha     int: N, m, R and alpha
     tables_on(device)                  the buckets of each item, int (N, m), and the items of each
@@ -67,7 +68,7 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None, prior=None):
         ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k are left.
 
     Raises:
-        ValueError: If logp, exclude or prior does not fit, or logp has NaN or inf.
+        ValueError: If logp, k, exclude or prior does not fit, or logp has NaN or inf.
     """
     query = read_query(logp, bloom_map, k, score, exclude, prior)
     return search_all(query)
@@ -77,28 +78,30 @@ class Query(NamedTuple):
     """What a search is asked, as read_query has checked it."""
 
     logp: torch.Tensor  # float (P, m, R)
-    item_map: object  # with the attributes of the header
-    k: int  # N at most
+    bloom_map: object  # with the attributes of the header
+    k: int  # 1 to N
     score: str  # a key of SCORES
     exclude: torch.Tensor  # int64 (P, E), -1 for none
     prior: torch.Tensor | None  # (N,)
 
     def at(self, rows):
-        """Return the query at n positions, int64 (n,), or at one, an int: without the P."""
+        """Return the query at n positions, int64 (n,)."""
         return self._replace(logp=self.logp[rows], exclude=self.exclude[rows])
 
 
-def read_query(logp, item_map, k, score, exclude, prior):
+def read_query(logp, bloom_map, k, score, exclude, prior):
     """Return a Query, on the device of logp: exclude (P, 0) for None, and prior in logp's dtype.
 
     Raises a ValueError for what a search would answer wrongly in silence.
     """
-    if logp.shape[1:] != (item_map.m, item_map.num_buckets):
-        raise ValueError(f"logp: expected (P, {item_map.m}, {item_map.num_buckets}), "
+    if logp.shape[1:] != (bloom_map.m, bloom_map.num_buckets):
+        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.num_buckets}), "
                          f"got {[*logp.shape]}.")
     largest = logp.amax((1, 2))  # (P,), NaN where a position has NaN, which topk would rank first
     if not (largest < torch.inf).all():
         raise ValueError("logp: expected log-probabilities, got NaN or inf.")
+    if k < 1:
+        raise ValueError(f"k: expected 1 or more, got {k}.")
     if exclude is None:
         exclude = torch.empty(len(logp), 0, dtype=torch.int64)
     exclude = exclude.to(logp.device)
@@ -106,14 +109,14 @@ def read_query(logp, item_map, k, score, exclude, prior):
     if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
         raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
                          f"got {exclude.dtype} {[*exclude.shape]}.")
-    if ((exclude < -1) | (exclude >= item_map.n_items)).any():  # a beam would leave nothing out
-        raise ValueError(f"exclude: expected items below {item_map.n_items}, or -1.")
+    if ((exclude < -1) | (exclude >= bloom_map.n_items)).any():  # a beam would leave nothing out
+        raise ValueError(f"exclude: expected items below {bloom_map.n_items}, or -1.")
     if prior is not None:
         prior = prior.to(logp)
-        if prior.shape != (item_map.n_items,) or not prior.isfinite().all():  # NaN ranks first
-            raise ValueError(f"prior: expected {item_map.n_items} finite numbers, "
+        if prior.shape != (bloom_map.n_items,) or not prior.isfinite().all():  # NaN ranks first
+            raise ValueError(f"prior: expected {bloom_map.n_items} finite numbers, "
                              f"got {[*prior.shape]} with {prior.isfinite().sum()} finite.")
-    return Query(logp, item_map, min(k, item_map.n_items), score, exclude, prior)
+    return Query(logp, bloom_map, min(k, bloom_map.n_items), score, exclude, prior)
 
 
 def search_all(query):
@@ -122,35 +125,39 @@ def search_all(query):
     ids = torch.empty(P, query.k, dtype=torch.int64, device=query.logp.device)
     scores = query.logp.new_empty(ids.shape)
     for p in range(P):  # one at a time, as a position has N values
-        one = query.at(p)
-        values = score_items(one)  # (N,)
-        excluded = one.exclude[one.exclude >= 0]
+        values = score_all(query, p)  # (N,)
+        excluded = query.exclude[p]  # (E,)
+        excluded = excluded[excluded >= 0]
         values[excluded] = -torch.inf
         scores[p], ids[p] = values.topk(query.k)
     return ids.masked_fill(scores == -torch.inf, -1), scores
 
 
-def score_items(query, items=None):
-    """Return the score of each item at each position, float (P, n), or (n,) of a query at one.
-
-    items: int64 (P, n), where -1 stands for no item and scores -inf. None: all N items, in order.
-    """
-    digest, _ = query.item_map.tables_on(query.logp.device)  # (N, m)
+def score_all(query, p):
+    """Return the score of each of the N items at position p, an int: float (N,)."""
+    digest, _ = query.bloom_map.tables_on(query.logp.device)  # (N, m)
     parts = []
     for j, column in enumerate(digest.unbind(1)):  # (N,), the bucket of each item in map j
-        logp = query.logp[..., j, :]  # (P, R)
-        if items is None:
-            part = logp.index_select(-1, column)
-        else:
-            part = logp.gather(-1, column[items].long())  # -1 reads the last item: masked below
+        part = query.logp[p, j].index_select(0, column)  # (N,)
         parts.append(part)
     scores = SCORES[query.score](parts)
     if query.prior is not None:
-        prior = query.prior if items is None else query.prior[items]
-        scores = scores + prior
-    if items is not None:
-        scores = scores.masked_fill(items < 0, -torch.inf)
+        scores = scores + query.prior
     return scores
+
+
+def score_listed(query, items):
+    """Return the score of each of the items, int64 (P, n): float (P, n), -inf where one is -1."""
+    digest, _ = query.bloom_map.tables_on(query.logp.device)  # (N, m)
+    parts = []
+    for j, column in enumerate(digest.unbind(1)):  # (N,)
+        buckets = column[items].long()  # (P, n); -1 reads the last item: masked below
+        part = query.logp[:, j].gather(1, buckets)  # (P, n)
+        parts.append(part)
+    scores = SCORES[query.score](parts)
+    if query.prior is not None:
+        scores = scores + query.prior[items]
+    return scores.masked_fill(items < 0, -torch.inf)
 
 
 # The beam search: score the items of likely buckets, and prove that no other is better
@@ -202,16 +209,18 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=(), pri
     bound = SCORES[score](last) + max(prior)
     # [Alg.1 l.5]: score each item that has a bucket in a beam
     digest, _ = bloom_map.tables_on(logp.device)  # (N, m)
-    pairs = [(-math.inf, -1)] * k  # returned where fewer than k items are reached
+    scored = []  # (score, item)
     for item, row in enumerate(digest.tolist()):  # row: m buckets
         is_candidate = any(row[j] in beams[j] for j in range(m))
         if is_candidate and item not in exclude:
             parts = [logp[j, row[j]] for j in range(m)]
             value = float(SCORES[score](parts) + prior[item])
             if value > -math.inf:
-                pairs.append((value, item))
+                scored.append((value, item))
     # [Alg.1 l.6]: the best of them
-    best = sorted(pairs, reverse=True)[:k]
+    best = sorted(scored, reverse=True)[:k]
+    num_missing = k - len(best)
+    best += [(-math.inf, -1)] * num_missing
     scores = [value for value, _ in best]
     ids = [item for _, item in best]
     # [Alg.1 l.7]: the k-th item reaches the bound, or no item is outside
@@ -254,7 +263,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         Found.
 
     Raises:
-        ValueError: If logp, exclude, prior or beam does not fit, or logp has NaN or inf.
+        ValueError: If logp, k, exclude, prior or beam does not fit, or logp has NaN or inf.
 
     Example:
         bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
@@ -276,19 +285,19 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     return found  # [Alg.1 l.8]
 
 
-def widen_beam(beam, item_map):
+def widen_beam(beam, bloom_map):
     """Return twice the beam [Alg.1 l.3], or all R buckets if such beams may hold all N items."""
     beam = 2 * beam
-    if item_map.m * beam * item_map.alpha >= item_map.n_items:
-        beam = item_map.num_buckets
+    if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
+        beam = bloom_map.num_buckets
     return beam
 
 
 def search_round(query, beam):
     """Return the Found of one round, by the steps of beam_search_reference."""
-    if beam >= query.item_map.num_buckets:  # no item is outside
+    if beam >= query.bloom_map.num_buckets:  # no item is outside
         ids, scores = search_all(query)
-        num_scored = torch.full_like(ids[:, 0], query.item_map.n_items)
+        num_scored = torch.full_like(ids[:, 0], query.bloom_map.n_items)
         certified = torch.ones_like(num_scored, dtype=torch.bool)
         return Found(ids, scores, certified, num_scored)
     # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
@@ -300,7 +309,7 @@ def search_round(query, beam):
         bound = bound + query.prior.max()
     # [Alg.1 l.5]: score each item that has a bucket in a beam
     items = list_candidates(query, beams)  # (P, candidates), -1 for none
-    values = score_items(query, items)
+    values = score_listed(query, items)
     num_scored = (items >= 0).sum(1)  # (P,)
     # [Alg.1 l.6]: the best of them
     scores, place = values.topk(query.k)  # (P, k)
@@ -349,7 +358,7 @@ def list_candidates(query, beams):
 
     If m · B · alpha is less than k, more -1 follow, up to k columns.
     """
-    _, members = query.item_map.tables_on(beams.device)  # (m, R, alpha)
+    _, members = query.bloom_map.tables_on(beams.device)  # (m, R, alpha)
     columns = []
     for j, items_of_bucket in enumerate(members):  # (R, alpha)
         items = items_of_bucket[beams[:, j]]  # (P, B, alpha)
@@ -417,7 +426,7 @@ def main():
     members = torch.tensor(DEMO_MEMBERS)
     probabilities = torch.tensor(DEMO_PROBABILITIES)
     digest = members.flatten(1).argsort(1).T // 3  # (N, m): the place of an item says its bucket
-    item_map = SimpleNamespace(
+    bloom_map = SimpleNamespace(
         n_items=12, m=2, num_buckets=4, alpha=3, tables_on=lambda device: (digest, members))
     print("Two maps of 12 items in buckets of 3, and the probability that a model gives to each "
           "bucket:")
@@ -432,7 +441,7 @@ sum of the B-th best buckets. If the last answer reaches it, the answers are cer
 """)
     logp = probabilities.log().unsqueeze(0)  # (P 1, m, R)
     for beam in (1, 2):
-        ids, scores, certified, num_scored = beam_search(logp, item_map, 2, beam)
+        ids, scores, certified, num_scored = beam_search(logp, bloom_map, 2, beam)
         bound = logp.topk(beam).values[0, :, -1].sum()
         print(f"Beam of {beam}: best items {ids[0].tolist()}, {num_scored.item()} items scored, "
               f"last {scores[0, -1]:.2f}, bound {bound:.2f}, certified: {certified.item()}")

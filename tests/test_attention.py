@@ -356,9 +356,10 @@ def test_auto_chooses_what_serves(monkeypatch, L, e, n, pairs, dtype, on_cpu, on
     hq = torch.zeros(1, 1, n, L, dtype=torch.int64)
 
     def choose():
-        if attention.is_formula_best(q, hq, pairs):
-            return "dense"
-        return attention_fast.choose_impl(q)
+        impl = attention.choose_impl("auto", q, hq, pairs)
+        if impl == "auto":
+            return attention_fast.choose_fast_impl(q)
+        return impl
 
     assert choose() == on_cpu
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
@@ -384,7 +385,7 @@ def test_without_what_flex_requires_a_gpu_takes_blocks_and_warns(monkeypatch, re
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     with pytest.warns(UserWarning, match=message):
         q = torch.zeros(1, 1, 513, 16, dtype=torch.bfloat16)
-        impl = attention_fast.choose_impl(q)
+        impl = attention_fast.choose_fast_impl(q)
     assert impl == "blocks"
 
 

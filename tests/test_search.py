@@ -146,6 +146,7 @@ def test_hash_logp_of_bfloat16_has_the_digits_of_float32():
     (dict(logp=torch.full((2, 2, 3), torch.nan)), "logp: expected log-probabilities, got NaN or"),
     # with -inf in another map the score would be NaN
     (dict(logp=torch.full((2, 2, 3), torch.inf)), "logp: expected log-probabilities, got NaN or"),
+    (dict(k=0), "k: expected 1 or more, got 0."),
     # would be broadcast
     (dict(exclude=torch.tensor([[0, 1]])), "exclude: expected int64 (2, E), got"),
     (dict(prior=torch.zeros(1)), "prior: expected 6 finite numbers, got [1]"),
