@@ -108,6 +108,7 @@ class BloomMap(ItemMap):
 
     def checksum(self):
         """Return eight hex digits of the digests, which load compares."""
+        # subtle: tobytes goes item by item (row-major), although in memory it is map by map
         return f"{zlib.crc32(self.digest.tobytes()):08x}"
 
     def state(self):
@@ -142,12 +143,22 @@ def build_digest(n_items, alpha, m, seed, orders):
     columns = [cut_order(order, alpha) for order in orders]
     digest = np.stack(columns).T  # (N, m); in memory each map's column is in one piece
     if not swap_repeated(digest, seed):
-        # N of the R^m = (N / alpha)^m digests are taken. A swap gives two items new digests. Where
-        # a quarter is taken, a swap makes 2 · 1/4 repeated items on average, so each turn of
-        # swap_repeated leaves half of them. The alpha where (N / alpha)^m is 4 · N:
-        largest = int((n_items ** (m - 1) / 4) ** (1 / m))
-        raise ValueError(f"alpha: expected about {max(largest, 1):,} at most, got {alpha}.")
+        largest = largest_alpha(n_items, m)
+        raise ValueError(f"alpha: expected about {largest:,} at most, got {alpha}.")
     return digest
+
+
+def largest_alpha(n_items, m):
+    """Return about the largest alpha with which swap_repeated ends, int, at least 1.
+
+    N of the R^m = (N / alpha)^m digests are taken. A swap gives two items new digests. Where a
+    quarter is taken, a swap makes 2 · 1/4 repeated items on average, so each turn of swap_repeated
+    leaves half of them. A quarter is taken where
+
+        (N / alpha)^m = 4 · N,  so  alpha = (N^(m-1) / 4)^(1/m)
+    """
+    alpha = (n_items ** (m - 1) / 4) ** (1 / m)
+    return max(int(alpha), 1)
 
 
 def cut_order(order, alpha):
@@ -179,16 +190,24 @@ def swap_repeated(digest, seed):
     last = digest[:, -1]  # (N,), a view
     for turn in range(MAX_SWAP_ROUNDS):  # a swap may make a digest that another item has
         repeated = find_repeated(digest)
-        n = len(repeated)
-        if n == 0:
+        if len(repeated) == 0:
             return True
-        # subtle: a repeated item is no partner, or it would move twice. At most n of 2n random
-        # items are repeated, so n partners are left
-        candidates = random_order(n_items, seed, m, turn)[:2 * n]
-        partners = candidates[~np.isin(candidates, repeated)][:n]
+        partners = choose_partners(repeated, n_items, seed, m, turn)
         repeated = repeated[:len(partners)]  # if N < 2n some wait for the next turn
         last[repeated], last[partners] = last[partners], last[repeated]
     return False
+
+
+def choose_partners(repeated, n_items, seed, m, turn):
+    """Return a random item for each of repeated, int (n,), to swap places with: int (n,).
+
+    If N < 2n there are fewer, N - n.
+    """
+    # subtle: a repeated item is no partner, or it would move twice. At most n of 2n random items
+    # are repeated, so n partners are left
+    n = len(repeated)
+    candidates = random_order(n_items, seed, m, turn)[:2 * n]
+    return candidates[~np.isin(candidates, repeated)][:n]
 
 
 def find_repeated(digest):
@@ -196,8 +215,8 @@ def find_repeated(digest):
 
     For the digests (0, 1), (2, 0), (0, 1), (0, 1), (2, 0) of the items 0 to 4 these are 2, 3 and 4.
     """
-    # sort by map 0, then by map 1 ...: lexsort sorts by its last row first. Another order would
-    # find the same items, but swap others with them, and saved checksums would fail
+    # sort by map 0, then by map 1 ...: lexsort sorts by its last row first. In another order the
+    # same items would swap with other partners, and saved checksums would fail
     by_digest = np.lexsort(digest.T[::-1])  # (N,), items
     is_equal = np.diff(digest[by_digest], axis=0) == 0  # (N - 1, m), to the item before
     is_repeated = is_equal.all(1)

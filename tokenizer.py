@@ -5,7 +5,7 @@ Sources:
 Out of scope: how a text is split (data/splitters.py), words to codes (data/coders.py), corpora on
     disk (data/corpus.py).
 Notation:
-    V words   C code numbers of a word   L positions
+    V words of the word list   n words of a text   C code numbers of a word   L positions
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ class HashTokenizer:
         return self.splitter.split(text)
 
     def ids(self, words):
-        """Return the token IDs of words, int32 (V,).
+        """Return the token IDs of words, int32 (n,).
 
         subtle: new words join the word list first. If the list is fixed, they are UNK.
         """
@@ -93,7 +93,7 @@ class HashTokenizer:
         return self.code_table
 
     def is_known(self, words):
-        """Return bool (V,): whether the model can tell a word from other unknown words."""
+        """Return bool (n,): whether the model can tell a word from other unknown words."""
         if self.is_fixed:
             return np.array([word in self.id_of_word for word in words], bool)
         return self.coder.knows(words)
@@ -101,8 +101,8 @@ class HashTokenizer:
     def state(self):
         """Return one dict of plain types, from which load gives each of the three parts its fields.
 
-        A field that two parts have has one value. A word list that grows is not in it: load begins
-        with an empty one.
+        A field of both coders, such as hash_seed, has one value, as both are made from the same
+        settings. A word list that grows is not in it: load begins with an empty one.
         """
         return self.splitter.state() | self.target_coder.state() | self.coder.state()
 
@@ -115,9 +115,7 @@ class HashTokenizer:
         """
         splitter = load_splitter(state)
         coder = CODERS[config.code_format].load(state, config)
-        target_coder = coder
-        if not coder.is_predicted:
-            target_coder = SketchCoder.load(state, config)
+        target_coder = choose_target_coder(coder, state, config)
         return HashTokenizer(coder, splitter, target_coder)
 
 
@@ -137,10 +135,18 @@ def make_tokenizer(config, splitter=None, hash_seed=0, key=None, hash=None, voca
     settings = vars(config) | dict(
         hash_seed=hash_seed, key=key, hash=hash, vocabulary=vocabulary, bloom_map=bloom_map)
     coder = CODERS[config.code_format].from_settings(settings)  # takes those that are its fields
-    target_coder = coder
-    if not coder.is_predicted:
-        target_coder = SketchCoder.from_settings(settings)
+    target_coder = choose_target_coder(coder, settings, config)
     return HashTokenizer(coder, splitter, target_coder)
+
+
+def choose_target_coder(coder, settings, config):
+    """Return the coder that hash-mlm predicts: coder itself, or a SketchCoder.
+
+    settings: dict, with hash_seed and key, from which coder was made.
+    """
+    if coder.is_predicted:
+        return coder
+    return SketchCoder.load(settings, config)
 
 
 # IDs to the input of a model

@@ -6,11 +6,11 @@ Out of scope: what --data names, and its documents (data/sources.py), batches (d
 
 prepare writes a folder, in the five steps of write_corpus, and Corpus reads it:
 
-    SUBWORDS[...].train  documents    ->  subwords.json, for --split bpe and phrases alone
-    split_all            documents    ->  words, in several processes
-    number_words         words        ->  numbers.bin
-    sort_words           numbers.bin  ->  counts.npy, words.txt
-    renumber             numbers.bin  ->  ids.bin, offsets.npy
+    1. choose_splitter  documents    ->  subwords.json, for --split bpe and phrases alone
+    2. split_all        documents    ->  words, in several processes
+    3. number_words     words        ->  numbers.bin
+    4. sort_words       numbers.bin  ->  counts.npy, words.txt
+    5. renumber         numbers.bin  ->  ids.bin, offsets.npy
 
 Example: the documents "the cat" and "a cat a cat" become
 
@@ -75,15 +75,21 @@ def prepare(data, split, cache, max_subwords=50_000, field=None, **reader):
 
     # the folder's name has a fingerprint of all that decides its content
     num_subwords = max_subwords if split in SUBWORDS else None
-    identity = [data, split, num_subwords, field, reader]
-    for path in CODE:
-        identity.append(path.read_text("utf-8"))
+    code = [path.read_text("utf-8") for path in CODE]
+    files = list_files(sources)
+    identity = [data, split, num_subwords, field, reader, *code, *files]
+    folder = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
+    return build_once(folder, write_corpus, data, split, sources, max_subwords)
+
+
+def list_files(sources):
+    """Return the path, size and time of change of each file of sources, a list of tuples."""
+    files = []
     for source in sources:
         for path in source.paths:
             stat = os.stat(path)
-            identity.append((os.path.abspath(path), stat.st_size, stat.st_mtime_ns))
-    path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
-    return build_once(path, write_corpus, data, split, sources, max_subwords)
+            files.append((os.path.abspath(path), stat.st_size, stat.st_mtime_ns))
+    return files
 
 
 def write_corpus(folder, data, split, sources, max_subwords):
@@ -95,29 +101,12 @@ def write_corpus(folder, data, split, sources, max_subwords):
     folder.mkdir()
     print(f"preparing {data}, once for all runs, in {folder.parent}", flush=True)
 
-    # 1. Learn subwords from all texts, before any text is split. They keep their library's numbers
-    if split in SUBWORDS:
-        splitter = SUBWORDS[split].train(Documents(sources), max_subwords)
-        (folder / "subwords.json").write_text(splitter.json, "utf-8")
-        units = splitter.units
-    else:
-        splitter = SPLITS[split]()
-        units = []
-    number_of_word = {word: i for i, word in enumerate(units, FIRST_WORD_ID)}
+    # 1. Learn subwords from all texts, before any text is split
+    splitter, number_of_word = choose_splitter(folder, split, sources, max_subwords)
 
     # 2. and 3. Split all documents, and number their words by first appearance: their IDs, which
     # are by frequency, are not known before the end
-    seen = set()  # the words of documents, of sources where equal ones count once
-    with open(folder / "numbers.bin", "wb") as file:
-        for source in sources:
-            results = split_all(source, splitter)
-            # disable=None: no bar unless stderr is a terminal
-            for joined_words in tqdm(results, f"preparing {source.part}", disable=None):
-                if source.has_copies:
-                    joined_words = drop_copies(joined_words, seen, source.is_sets)
-                number_words(joined_words, number_of_word).tofile(file)
-        if file.tell() == 0:
-            raise InputError(f"--data {data}: expected text, got no words.")
+    write_numbers(folder, data, sources, splitter, number_of_word)
 
     # 4. Sort the words by frequency, but not subwords
     words = list(number_of_word)
@@ -129,6 +118,36 @@ def write_corpus(folder, data, split, sources, max_subwords):
     write_json(folder / "meta.json", dict(
         data=data, split=split, documents=int(counts[SEP]), words=int(word_counts.sum()),
         distinct=int((word_counts > 0).sum()), dtype=str(id_of_number.dtype), digest=digest))
+
+
+def choose_splitter(folder, split, sources, max_subwords):
+    """Return the splitter of --split; one of subwords learns them, and writes subwords.json.
+
+    Returns:
+        splitter: data.splitters.Splitter.
+        number_of_word: dict, subword -> number, in the order of their library; else empty.
+    """
+    if split not in SUBWORDS:
+        return SPLITS[split](), {}
+    splitter = SUBWORDS[split].train(Documents(sources), max_subwords)
+    (folder / "subwords.json").write_text(splitter.json, "utf-8")
+    number_of_word = {word: i for i, word in enumerate(splitter.units, FIRST_WORD_ID)}
+    return splitter, number_of_word
+
+
+def write_numbers(folder, data, sources, splitter, number_of_word):
+    """Write numbers.bin: number_words of all documents. New words are added to number_of_word."""
+    seen = set()  # the words of documents, of sources where equal ones count once
+    with open(folder / "numbers.bin", "wb") as file:
+        for source in sources:
+            documents_of_jobs = split_all(source, splitter)
+            # disable=None: no bar unless stderr is a terminal
+            for documents in tqdm(documents_of_jobs, f"preparing {source.part}", disable=None):
+                if source.has_copies:
+                    documents = drop_copies(documents, seen, source.is_sets)
+                number_words(documents, number_of_word).tofile(file)
+        if file.tell() == 0:
+            raise InputError(f"--data {data}: expected text, got no words.")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -163,8 +182,8 @@ def split_all(source, splitter):
             pending.append(pool.submit(split_job, source.documents, job, splitter))
             if len(pending) > MAX_PENDING:  # else the reader runs ahead without limit
                 yield pending.popleft().result()
-        for result in pending:
-            yield result.result()
+        for future in pending:
+            yield future.result()
 
 
 def split_job(open_job, job, splitter):
@@ -183,21 +202,21 @@ def split_job(open_job, job, splitter):
     return ["\n".join(words) for words in words_of_documents if words]
 
 
-def drop_copies(joined_words, seen, is_sets):
+def drop_copies(documents, seen, is_sets):
     """Return the documents that are not in `seen`, a set, and add them.
 
     Args:
-        joined_words: list of str, a document each, as split_job returns them.
+        documents: list[str], the joined words of each, as split_job returns them.
         is_sets: bool, the order of the names in a document does not count.
     """
     new = []
-    for words in joined_words:
-        key = words
+    for joined_words in documents:
+        key = joined_words
         if is_sets:
-            key = "\n".join(sorted(words.split("\n")))
+            key = "\n".join(sorted(joined_words.split("\n")))
         if key not in seen:
             seen.add(key)
-            new.append(words)
+            new.append(joined_words)
     return new
 
 
@@ -205,19 +224,19 @@ def drop_copies(joined_words, seen, is_sets):
 # Words to token IDs on disk
 
 
-def number_words(joined_words, number_of_word):
+def number_words(documents, number_of_word):
     """Return the numbers of the words of documents. A new word gets the next number.
 
     Args:
-        joined_words: list of str, a document each, as split_job returns them.
+        documents: list[str], the joined words of each, as split_job returns them.
         number_of_word: dict, word -> number, FIRST_WORD_ID and on. New words are added.
 
     Returns:
         uint32 (n,). SEP ends each document.
     """
     numbers = []
-    for words in joined_words:
-        for word in words.split("\n"):
+    for joined_words in documents:
+        for word in joined_words.split("\n"):
             next_number = FIRST_WORD_ID + len(number_of_word)
             numbers.append(number_of_word.setdefault(word, next_number))
         numbers.append(SEP)
@@ -313,7 +332,7 @@ class Corpus:
         path = Path(folder)
         source = f"{folder} (damaged corpus; remove it and it is built again)"
         with reading(source):
-            self.meta = json.loads((path / "meta.json").read_text())
+            self.meta = json.loads((path / "meta.json").read_text("utf-8"))
             # memmap: the IDs stay on disk until a batch reads them
             self.ids = np.memmap(path / "ids.bin", self.meta["dtype"], "r")
             self.counts = np.load(path / "counts.npy")

@@ -1,5 +1,6 @@
 """Tests of words.py: what is a word, where it stands in a text, and how it is hashed."""
 
+import ast
 import re
 import sys
 import unicodedata
@@ -8,7 +9,9 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from words import MARKS, list_words, normalize_word, split_words
+from words import MARKS
+from words import __doc__ as HEADER
+from words import list_words, normalize_word, split_words
 
 # white space, byte order mark, zero-width space, control characters
 SEPARATORS = r"[\s\ufeff\u200b\0-\x1f\x7f-\x9f]+"
@@ -32,6 +35,16 @@ HARD_TEXTS = [
 ]
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60) | st.sampled_from(HARD_TEXTS)
 REPEATABLE = hypothesis.settings(max_examples=60, deadline=None, database=None, derandomize=True)
+
+
+def test_table_of_the_header_is_what_split_words_returns():
+    """A line has a text, its words, and a rule, which may begin with the name of a pattern."""
+    lines = re.findall(r'^    (".*?")  +(".*?")  +(.+)$', HEADER, re.M)
+    assert len(lines) == HEADER.count('\n    "') == 9
+    for text, expected, rule in lines:
+        how = "space" if rule.startswith('"space"') else "regex"
+        words, _ = split_words(ast.literal_eval(text), how)
+        assert words == [ast.literal_eval(word) for word in re.findall('".*?"', expected)]
 
 
 @REPEATABLE
