@@ -99,10 +99,10 @@ class MaskReadout(Readout):
 
     def check(self, example):
         config = self.model.config
-        if config.order and MASK not in example.ids:  # a text
+        if config.order and MASK not in example.ids:  # a text, whose [MASK] the user writes
             raise ValueError(f"expected [MASK] in the first {config.length} positions, got "
                              f"{example.row!r:.60}.")
-        if not config.order and not example.words:  # a set: SetReader adds the [MASK] itself
+        if not config.order and not example.words:  # a set with no known item; its [MASK] is added
             raise ValueError("expected items that this model knows, split by tabs or spaces, got "
                              f"{example.row!r:.60}.")
 
