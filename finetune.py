@@ -47,7 +47,7 @@ from support.common import InputError, Ranks, autocast, fingerprint, lock_output
 from support.common import resolve_device, run_script, save_checkpoint, send, write_json
 from support.finetune_flags import add_run_flags, check_flags, fill_flags
 from support.jobs import check_out, collect_results, job_path, share_jobs
-from support.pretrained import encode_rows, fit_head, load_pretrained
+from support.pretrained import choose_head, encode_rows, load_pretrained, print_rows
 from support.results import RESULTS_FORMAT, Outcome, Result
 from support.run import NEAR_WORDS
 
@@ -73,7 +73,8 @@ def run_job(args, runtime, pretrained, data, seed):
         seed: int, decides fresh weights, dropout and the order of the examples.
     """
     train_data = data["train"]
-    recipe = choose_recipe(args, data, seed, runtime.dtype, pretrained.config.lsh_redraw)
+    redraw = pretrained.config.lsh_redraw
+    recipe = choose_recipe(args, data, seed, runtime.dtype, redraw=redraw)
     model = build_model(args, runtime, pretrained, train_data, seed)
     outcome = train_and_score(model, data, recipe)
     save_model(args, pretrained, train_data, model, outcome, seed)
@@ -111,7 +112,7 @@ class Recipe(NamedTuple):
 
 
 def choose_recipe(args, data, seed, dtype, redraw=False):
-    """Return the Recipe of a job, as the flags say."""
+    """Return the Recipe of a job, as the flags say. redraw: without LSH attention it is False."""
     title = f"{data['train'].task.name}, seed {seed}"
     eval_every = args.eval_every
     if eval_every is None:  # twice per epoch
@@ -144,9 +145,11 @@ def save_model(args, pretrained, train_data, model, outcome, seed):
         words = tokenizer.words[:NEAR_WORDS]
     save_checkpoint(
         f"{job_path(args.out, task.name, seed)}.pt", model, tokenizer.state(),
-        run=outcome.scores,  # pretrain.py has settings there, and --init_from misses them
+        # a checkpoint of pretrain.py has its settings there. --init_from of pretrain.py needs them,
+        # and so refuses a fine-tuned model
+        run=outcome.scores,
         words=words,
-        task=task.identity() | dict(scale=task.scale))  # support.pretrained.fit_head reads it
+        task=task.identity() | dict(scale=task.scale))  # support.pretrained.choose_head reads it
 
 
 # --------------------------------------------------------------------------------------------------
@@ -195,8 +198,10 @@ def train(model, data, recipe):
 class Best:
     """The weights of the best evaluation so far. The eval_loss decides between equal scores.
 
+    A larger score is better: that holds for all metrics of data/tasks.py.
+
     Attributes:
-        score: float, on the selection rows, or None before the first evaluation.
+        score: float, the task's first metric on the selection rows; None before any evaluation.
         eval_loss: float, of these weights on the selection rows.
         weights: dict, or None before the first evaluation.
     """
@@ -370,23 +375,22 @@ def run_all(args, runtime, pretrained, tasks, rows, settings, ranks):
             for name, value in settings.items():
                 if value is not None and value is not False:  # settings.json has all
                     print(f"{name}: {value}")
-        jobs = share_jobs(args, rows, ranks)  # those of this rank
-        ranks.wait()  # no job starts before rank 0 holds --out, none ends before all have listed
-        for name, seeds in jobs.items():
-            run_jobs(args, runtime, pretrained, tasks[name], rows[name], seeds)
+        seeds_of_task = share_jobs(args, rows, ranks)  # the jobs of this rank
+        # Here each rank waits until the others are here, too, for two reasons:
+        # - Rank 0 has locked and checked --out before any job starts.
+        # - All ranks have seen the same finished jobs: one that ends now would shift their shares.
+        ranks.wait()
+        for name, seeds in seeds_of_task.items():
+            start, task = choose_head(pretrained, tasks[name])
+            data = encode_rows(task, rows[name], start)  # once: the seeds share its token IDs
+            print_rows(data)
+            for seed in seeds:
+                result = run_job(args, runtime, start, data, seed)
+                write_json(f"{job_path(args.out, name, seed)}.json", dataclasses.asdict(result))
+                gc.collect()  # a compiled model refers to itself, and would stay in memory
         ranks.wait()  # rank 0 reads the results when all ranks have written theirs
         if ranks.is_first:
             return collect_results(args, tasks, settings)
-
-
-def run_jobs(args, runtime, pretrained, task, rows, seeds):
-    """Run the job of each seed of a task, and write its results."""
-    start, task = fit_head(pretrained, task)
-    data = encode_rows(task, rows, start)  # once: the jobs share its token IDs
-    for seed in seeds:
-        result = run_job(args, runtime, start, data, seed)
-        write_json(f"{job_path(args.out, task.name, seed)}.json", dataclasses.asdict(result))
-        gc.collect()  # a compiled model refers to itself, and would stay in memory
 
 
 # --------------------------------------------------------------------------------------------------

@@ -46,12 +46,13 @@ from tokenizer import HashTokenizer
 def infer(args):
     """Check the flags, load the model, and print what it says."""
     check_flags(args)
-    if args.ckpt is None:  # a model either fills masks or judges words
+    path = args.ckpt
+    if path is None:  # a model either fills masks or judges words
         is_masked = any(MASK_WORD in text for text in args.texts)
         name = "english-fill.pt" if is_masked else "english-detect.pt"
-        args.ckpt = Path(__file__).with_name("models") / name
-    print(f"model: {args.ckpt}", file=sys.stderr)
-    predictor = Predictor(args.ckpt, find_device(args.device), args.truncate, prior=args.prior)
+        path = Path(__file__).with_name("models") / name
+    print(f"model: {path}", file=sys.stderr)
+    predictor = Predictor(path, find_device(args.device), args.truncate, prior=args.prior)
 
     if args.texts:
         print_texts(predictor, args.texts, args.top_k)
@@ -211,8 +212,8 @@ class Predictor:
     def embed(self, rows):
         """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one.
 
-        The vector of a text without words is 0, unless the model was fine-tuned on such texts. So
-        is that of a set without items that the model knows.
+        The vector of a text without words is 0, unless the model was fine-tuned. So is that of a
+        set without items that the model knows.
         """
         if not isinstance(rows, list):
             return self.embed([rows])[0]
@@ -259,24 +260,8 @@ def print_texts(predictor, rows, k):
 
 def print_result(predictor, row, result, k):
     """Print the result of a row, whose form depends on the method: see readouts.py."""
-    method = predictor.model.head.method
-    if method == "detect":
-        print_judged_words(predictor, row, result, k)
-    elif method == "fill_mask":
-        for number, pairs in enumerate(result, 1):
-            print(f"[MASK] {number}")
-            print_words(predictor.tokenizer, pairs)
-    elif method == "predict_missing":
-        print_found_items(predictor, result)
-    elif method == "classify":
-        print_pairs(result)
-    elif method == "answer":
-        answer, margin = result
-        if not answer:
-            answer = "(no answer)"
-        print_pairs([(answer, margin)])
-    else:
-        raise NotImplementedError(method)
+    print_it = PRINTERS[predictor.model.head.method]
+    print_it(predictor, row, result, k)
 
 
 def print_judged_words(predictor, text, result, k):
@@ -288,7 +273,9 @@ def print_judged_words(predictor, text, result, k):
     """
     words, spans, probabilities = result
     kinds = predictor.kinds
-    labels = torch.tensor(list(kinds))  # an objective may use some of the head's classes alone
+    # a label is also the number of its column in `probabilities`. The objective may use some of the
+    # head's classes alone: a column without a kind is not printed
+    labels = torch.tensor(list(kinds))
     best = labels[probabilities[:, labels].argmax(1)]  # (words,), the most likely of these
     marked = ""
     last = 0  # the first character that is not in `marked` yet
@@ -306,7 +293,14 @@ def print_judged_words(predictor, text, result, k):
         print(line)
 
 
-def print_found_items(predictor, result):
+def print_ranked_words(predictor, row, result, k):
+    """Print the words for each [MASK]."""
+    for number, pairs in enumerate(result, 1):
+        print(f"[MASK] {number}")
+        print_words(predictor.tokenizer, pairs)
+
+
+def print_found_items(predictor, row, result, k):
     """Print the items of each [MASK], and how many of all the search has scored.
 
         [MASK] 1   sums of log-probabilities; provably the best of 5,000, of which 104 were scored
@@ -320,6 +314,28 @@ def print_found_items(predictor, result):
         print(f"[MASK] {number}   {kind}; provably the best of {found['total']:,}, of which "
               f"{found['scored']:,} were scored")
         print_words(predictor.tokenizer, found["items"])
+
+
+def print_labels(predictor, row, result, k):
+    """Print each label and its probability, or the number of a regression."""
+    print_pairs(result)
+
+
+def print_answer(predictor, row, result, k):
+    """Print an answer and its margin."""
+    answer, margin = result
+    if not answer:
+        answer = "(no answer)"
+    print_pairs([(answer, margin)])
+
+
+PRINTERS = {  # the method of a head -> how a result of its readout is printed
+    "detect": print_judged_words,
+    "fill_mask": print_ranked_words,
+    "predict_missing": print_found_items,
+    "classify": print_labels,
+    "answer": print_answer,
+}
 
 
 def print_words(tokenizer, pairs):

@@ -25,6 +25,7 @@ from data.squad import V2, find_answers, sliding_windows
 from model import Model
 from search import beam_search, hash_logp
 from support.candidates import map_items
+from support.readers import Example
 from support.runner import run_batches
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
@@ -46,18 +47,18 @@ class Readout:
     reads_windows = False  # whether it reads a long text whole, in windows
     uses_prior = False  # whether popularity may be added to its scores
 
-    def check(self, example):
+    def check(self, example: Example):
         """Raise a ValueError if the head cannot read an Example."""
 
     def forward(self, ids, key_mask):
         """Return an output for each row of ids (B, L). key_mask is as in Model.forward."""
         return self.model(ids, key_mask)
 
-    def interpret(self, example, output, k):
+    def interpret(self, example: Example, output, k):
         """Return the result of an Example by its output, a tensor. k is the most to return."""
         raise NotImplementedError
 
-    def predict(self, examples, k):
+    def predict(self, examples: list[Example], k):
         """Return the result of each Example, whatever batch it was in."""
         inputs = [example.ids for example in examples]
         batches = run_batches(self.model, self.tokenizer, inputs, self.forward)
@@ -97,10 +98,11 @@ class MaskReadout(Readout):
     """Base class for heads that predict a [MASK]: a row with M of them has M rows of logits."""
 
     def check(self, example):
-        if MASK not in example.ids:
-            raise ValueError(f"expected [MASK] in the first {self.model.config.length} "
-                             f"positions, got {example.row!r:.60}.")
-        if not example.words:  # a set, as a [MASK] of a text is among its words
+        config = self.model.config
+        if config.order and MASK not in example.ids:  # a text, whose [MASK] the user writes
+            raise ValueError(f"expected [MASK] in the first {config.length} positions, got "
+                             f"{example.row!r:.60}.")
+        if not config.order and not example.words:  # a set with no known item; its [MASK] is added
             raise ValueError("expected items that this model knows, split by tabs or spaces, got "
                              f"{example.row!r:.60}.")
 
@@ -136,7 +138,7 @@ class WordRanking(MaskReadout):
     """
 
     def interpret(self, example, logits, k):  # (M, 5 special tokens and V)
-        logits = logits[:, FIRST_WORD_ID:]  # (M, V)
+        logits = logits[:, FIRST_WORD_ID:].clone()  # (M, V); the model's output stays as it is
         logits[:, list(example.shown)] = -torch.inf
         best = logits.softmax(-1).topk(min(k, len(self.items)))  # values and indices (M, k)
         # subtle: an item that the set shows has the probability 0. If it shows all V items, all
@@ -146,7 +148,6 @@ class WordRanking(MaskReadout):
         return [self.name_items(*rows) for rows in zip(numbers, best.values)]
 
 
-@dataclass
 class ItemSearch(MaskReadout):
     """Which item has the hashes that are predicted for a [MASK]? [SB §2.5] [CM]
 
@@ -165,7 +166,8 @@ class ItemSearch(MaskReadout):
 
     uses_prior = True
 
-    def __post_init__(self):
+    def __init__(self, *fields):
+        super().__init__(*fields)
         self.item_map = map_items(self.tokenizer, self.items, self.model.config.buckets)
         self.item_priors = None  # float (V,), what is added to the score of each item
         if self.prior != 0.0:
@@ -218,16 +220,18 @@ class Answers(Readout):
 
     def predict(self, examples, k):
         """Return the result of each Example. The best span of all windows of its context counts."""
-        windows = []  # (number of the Example, Window)
+        pairs = []  # of each Example: (question, context), str
+        spans = []  # of each Example: (start, end) of each word of its context, in characters
+        windows = []  # of all Examples: (number of the Example, Window)
         for number, example in enumerate(examples):
+            pairs.append(example.row)
+            spans.append(example.spans)
             question, context = example.text_ids
             for window in sliding_windows(question, context, self.model.config.length):
                 windows.append((number, window))
         inputs = [window.ids for _, window in windows]
-        # find_answers asks for one batch after the other: (indices of windows, logits (B, L, 2))
-        batches = run_batches(self.model, self.tokenizer, inputs, self.forward)
-        pairs = [example.row for example in examples]
-        spans = [example.spans for example in examples]  # of the words of each context
+        # list of (indices of windows, logits (B, L, 2))
+        batches = list(run_batches(self.model, self.tokenizer, inputs, self.forward))
         allow_no_answer = self.task["name"] == V2
         answers, margins = find_answers(pairs, windows, spans, batches, allow_no_answer)
         return list(zip(answers, margins.tolist()))

@@ -64,7 +64,7 @@ def load_pretrained(tmp_path):
 def build_tokenizer(tmp_path):
     checkpoint = load_checkpoint(CHECKPOINT)
     config = Config(**checkpoint["config"])
-    start = pretrained.Pretrained(config, {}, {}, checkpoint["tokenizer"])
+    start = pretrained.Pretrained(config, tokenizer=checkpoint["tokenizer"])
     pretrained.build_tokenizer(start, [])
 
 

@@ -23,7 +23,7 @@ from data.tasks import Task
 from infer import Predictor
 from model import PRESETS, STEP_STRIDE, Config, Model
 from support.common import Runtime, load_checkpoint, lock_output
-from support.pretrained import load_pretrained
+from support.pretrained import Pretrained, choose_head, load_pretrained
 from support.results import Outcome, Result, print_summary, read_result
 from tests.pretend_gpu import pretend_gpu
 from tests.helpers import assert_refused, equal_weights, make_words, run_main, run_ranks
@@ -329,6 +329,12 @@ def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
     tuned = read_weights(tmp_path / "tuned")["head.dense.weight"]
     assert torch.equal(read_weights(tmp_path / "same")["head.dense.weight"], tuned)
     assert not torch.equal(read_weights(tmp_path / "other")["head.dense.weight"], tuned)
+
+
+def test_head_whose_checkpoint_has_no_scale_leaves_the_task_its_own():
+    task = Task(["text"], None, ["spearman"], scale=[3.0, 2.0])
+    _, chosen = choose_head(Pretrained(Config(), trained_task=task.identity()), task)
+    assert chosen.scale == [3.0, 2.0]
 
 
 def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from data.splitters import ItemNames
 from hashing import MD5, sketch_index
 from infer import Predictor
 from model import Config, Model
+from readouts import READOUTS
 from support import predict_file, runner
 from support.candidates import embed_words
 from support.common import InputError, load_checkpoint, save_checkpoint
@@ -203,9 +204,10 @@ def test_probabilities_are_those_of_the_docstrings(untrained):
     up_and_down = untrained["classify"].readout.interpret(None, torch.tensor([1.0, -1.0]), None)
     assert leaves(up_and_down) == ["up", approx(0.88), "down", approx(0.12)]
     p = untrained["fixed_set"]
-    logits = torch.tensor([[9.0] * 5 + [2, 1, 0, -torch.inf]])
+    logits = torch.tensor([[9.0] * 5 + [2, 1, 0, 3]])  # the set shows the last item
     ranking = p.readout.interpret(p.read("3"), logits, 2)
     assert leaves(ranking) == [NAMES[0], approx(0.67), NAMES[1], approx(0.24)]
+    assert logits.isfinite().all()  # the model's output is not written to
 
 
 def test_class_that_an_objective_leaves_out_is_never_printed(paths, tmp_path, capsys):
@@ -350,6 +352,10 @@ def test_items_of_a_set_are_not_proposed_again(untrained):
 def test_print_result_shows_what_the_pages_print(untrained, capsys, name, result, lines):
     infer.print_result(untrained[name], "a b c", result, 8)
     assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_each_readout_has_a_printer():
+    assert infer.PRINTERS.keys() == READOUTS.keys()
 
 
 # Files
