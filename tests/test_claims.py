@@ -392,7 +392,7 @@ def test_readme_and_page_say_what_lsh_attention_does_after_equal_time():
     rows = {row["name"]: row for row in read_json(ROOT / "results/docstrings-more.json")["rows"]}
     dense = rows["dense, 1,024 positions"]["loss"]
     lsh = rows["LSH, r 8, m 256, 1,024 positions"]["loss"]
-    assert f"the loss is worse by {lsh - dense:.2f}" in text
+    assert f"the loss there is worse by {lsh - dense:.2f}" in text
 
 
 def test_page_says_what_fewer_pairs_cost():

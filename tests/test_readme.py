@@ -75,7 +75,7 @@ def folder(tmp_path, monkeypatch, text_path):
     rng = random.Random(0)
     shutil.copytree(text_path.parent, "my_texts")
     shutil.copytree(ROOT / "models", "models")
-    for name in ("a.csv", "b.csv", "test.csv", "new.csv"):
+    for name in ("texts.csv", "train.csv", "dev.csv", "test.csv", "new.csv"):
         lines = "one two,three and four,five\na,b,six\n" * 90
         Path(name).write_text("title,body,topic\n" + lines)
     Path("reviews.txt").write_text("a charming journey\n")
