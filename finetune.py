@@ -3,7 +3,7 @@
     python finetune.py --ckpt out/proj-lsh --task pydoc         offline: the module of a docstring
     python finetune.py --ckpt out/proj-lsh --task sst2          a task of GLUE, from the hub
     python finetune.py --ckpt out/proj-lsh --task squad         the words that answer a question
-    python finetune.py --ckpt out/proj-lsh --train train.csv --dev dev.csv --text title,body --label topic
+    python finetune.py --ckpt out/proj-lsh --train train.csv --dev dev.csv --text body --label topic
     torchrun --nproc_per_node=8 finetune.py --ckpt out/proj-lsh --task glue     eight tasks
 
 A job is one task with one seed. It trains the model, and a bag of words as the control, and scores
