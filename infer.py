@@ -146,7 +146,7 @@ class Predictor:
                              f"{path} (head {self.config.head}). Leave --prior out.")
         if self.prior != 0.0 and self.item_counts is None:
             raise InputError("--prior: expected a model of item sets whose checkpoint counts its "
-                             f"items, got {path}. Older ones do not: train again.")
+                             f"items, got {path}. Models of texts and older ones do not.")
         return readout_class(
             self.model, self.tokenizer, self.items, self.task, self.item_counts, self.prior)
 

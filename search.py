@@ -266,6 +266,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         ValueError: If logp, k, exclude, prior or beam does not fit, or logp has NaN or inf.
 
     Example:
+        from bloom import BloomMap
         bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
         logits = torch.randn(8, 2, 4_000)  # of your model
         logp = logits.log_softmax(-1)

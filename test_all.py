@@ -3,7 +3,7 @@
     python -m pytest -q test_all.py        under a minute, no network
     python -m pytest -q -n 2               everything: the laws, edge cases and faults are in tests/
 
-A section is about one file, in the order of the README, and needs only the sections above it:
+A section is about one file, and needs only the sections above it:
 
     words.py         a text becomes words
     hashing.py       a word becomes bits or a bucket

@@ -61,8 +61,9 @@ def check_same_run(saved, facts, folder):
         changes.append("it has no state of the optimizer")
     if changes:
         raise InputError(f"{folder}/ckpt.pt: expected a checkpoint of this run, got another: "
-                         f"{'; '.join(changes)}. Use another --out. There --init_from {folder} "
-                         "starts from these weights, if sizes and hashes are the same.")
+                         f"{'; '.join(changes)}. Use the former settings, or another --out. There "
+                         f"--init_from {folder} starts from these weights, if sizes and hashes are "
+                         "the same.")
 
 
 def check_same_ranks(ranks, state):

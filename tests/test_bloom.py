@@ -49,6 +49,12 @@ def test_bloom_map_swaps_items_that_share_all_buckets():
     assert is_moved[2] or is_moved[3]
 
 
+def test_bloom_map_of_one_order_twice_swaps_items_in_several_turns():
+    """Two items of three share both buckets with another: more than there are partners at once."""
+    order = np.arange(36)
+    assert_is_bloom_map(BloomMap(36, 3, orders=[order, order]), 36, 3)
+
+
 def test_random_orders_put_some_pairs_together_twice():
     """[SB footnote 3] is not free: (alpha - 1)² / 2 such pairs, six sigma of a Poisson law."""
     n = 60_000

@@ -319,6 +319,13 @@ def test_pre_trained_weights_are_used_unless_from_scratch(tune, sr_run, own, tmp
     assert not torch.equal(read_weights(tmp_path / "fresh")[name], before)
 
 
+def test_from_scratch_leaves_no_trained_head(tune, own, tmp_path):
+    tune(tmp_path / "tuned", *own, "--epochs", 1, "--seeds", 1)
+    flags = [*own, "--epochs", 0, "--ckpt", tmp_path / "tuned"]
+    finetune.main([*map(str, flags), "--out", str(tmp_path / "same")])
+    assert_refused(finetune.main, [*flags, "--from_scratch"], "--epochs 0 requires --ckpt")
+
+
 def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
     tune(tmp_path / "tuned", *own, "--epochs", 1, "--seeds", 1)
     start = [*own, *NO_TRAINING, "--ckpt", tmp_path / "tuned"]

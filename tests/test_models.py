@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import infer
+import pretrain
 from bench import copies, shrink
 from infer import Predictor
 from model import load_model
@@ -49,6 +50,14 @@ def test_shrunk_checkpoint_says_what_the_whole_one_says(sr_run, tmp_path):
     assert probabilities.numpy() == pytest.approx(expected.numpy(), abs=0.01)
     assert small.kinds == kinds
     assert path.stat().st_size < (sr_run / "best.pt").stat().st_size
+
+
+def test_shrunk_checkpoint_of_item_sets_keeps_their_counts(small, tmp_path):
+    pretrain.main(small(data="sets"))
+    path = str(tmp_path / "small.pt")
+    shrink.main([str(tmp_path / "run"), path])
+    counts = load_checkpoint(str(tmp_path / "run"))["item_counts"]
+    assert torch.equal(Predictor(path, prior=0.5).item_counts, counts)
 
 
 def test_shrunk_checkpoint_keeps_the_buckets_of_lsh_attention(tmp_path):

@@ -76,9 +76,20 @@ def test_second_round_finds_what_twice_the_beam_finds():
     """The positions that the first round certifies have the best scores already."""
     bloom_map = BloomMap(3_001, 3)
     logp = torch.randn(60, 2, bloom_map.num_buckets).log_softmax(-1)
-    expected = beam_search(logp, bloom_map, beam=8).scores
-    assert not torch.equal(beam_search(logp, bloom_map, beam=4).scores, expected)
-    assert torch.equal(beam_search(logp, bloom_map, beam=4, rounds=2).scores, expected)
+    first = beam_search(logp, bloom_map, beam=4)
+    expected = beam_search(logp, bloom_map, beam=8)
+    assert not torch.equal(first.scores, expected.scores)
+    found = beam_search(logp, bloom_map, beam=4, rounds=2)
+    assert torch.equal(found.scores, expected.scores)
+    # the first round alone has searched for those that it certifies
+    num_scored = torch.where(first.certified, first.num_scored, expected.num_scored)
+    assert torch.equal(found.num_scored, num_scored)
+
+
+@pytest.mark.parametrize("beam, wider", [(1, 2), (4, 8), (5, 20), (6, 20)])
+def test_beam_doubles_until_it_may_hold_all_items(beam, wider):
+    """Two maps of 20 buckets of 3: beams of 8 hold 48 items at most, and of 10 all 60."""
+    assert search.widen_beam(beam, BloomMap(60, 3)) == wider
 
 
 def test_search_certifies_that_items_outside_have_probability_zero():

@@ -268,7 +268,7 @@ def test_digest_codes_count_in_the_block_of_their_map():
 
 @pytest.mark.parametrize("hash_name", ["md5", None])
 def test_state_of_a_sketch_has_no_hash(hash_name):
-    """Older checkpoints have the name of a hash where there is none, as models/names.pt."""
+    """Older checkpoints have the name of a hash where there is none."""
     tokenizer = make_tokenizer(SKETCH, key="k")
     state = tokenizer.state()
     assert "hash_name" not in state
