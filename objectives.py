@@ -1,7 +1,8 @@
 """Pre-training objectives: what each corrupts, what the model should predict, and the loss.
 
 An objective is one class. The base class shows which methods it has, and how they call each other.
-Those of masked words are MaskedWords with a target, which says what stands for a word:
+Those of masked words are MaskedWords with a target, which says by which classes a word is
+predicted:
 
     objective            class           target          a word is           and is ranked by
     mlm                  MaskedWords     RowTarget       a row of a table    rank_scores
@@ -255,7 +256,7 @@ class ShuffleRandom(Objective):
 class MaskedWords(Objective):
     """Masked-word prediction: which word, or item, was there? [BERT §3.1]
 
-    The target says what stands for a word. The class Target lists its methods.
+    The target says by which classes a word is predicted. The class Target lists its methods.
     """
 
     head = "mlm"
@@ -362,7 +363,7 @@ class MaskedHashes(MaskedWords):
         return cls(config, args.mask, target)
 
 
-# What stands for a masked word
+# By which classes a masked word is predicted
 
 
 class Target:

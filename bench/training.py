@@ -80,7 +80,8 @@ STEPS = """
 """
 
 
-def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20_000, rounds=5):
+def bench_steps(args, *, lengths=(128, 512, 1024, 2048, 4096), positions=8_192, num_words=20_000,
+                rounds=5):
     """Time a training step of preset bert-lsh with full and with LSH attention."""
     words = harness.made_up_words(num_words)
     kinds = dict(full=dict(attn="full"), upper={}, all=dict(lsh_pairs="all"))

@@ -661,8 +661,6 @@ def rename_weights(weights):
 
         norm.weight -> inputs.norm.weight        head.4.bias -> head.out.bias
     """
-    if any(name.startswith("inputs.") for name in weights):  # no older one has such a name
-        return weights
     names = OLD_NAMES
     if "head.weight" in weights:
         names = OLD_NAMES | OLD_LINEAR

@@ -483,29 +483,24 @@ def test_self_attention_drops_weights_of_dense_attention_in_training(layer, is_t
     assert has_changed == is_random
 
 
-def test_self_attention_compiles_around_lsh_attention():
-    """One graph before it and one after, which later calls reuse."""
+@pytest.mark.parametrize("length, num_graphs", [(256, 1), (300, 2)])
+def test_self_attention_compiles_around_lsh_attention(length, num_graphs):
+    """The formula, for short texts, is compiled too; else a graph before and one after it.
+
+    Later calls reuse them.
+    """
     layer = LSHSelfAttention(16, 2)
-    x = torch.randn(1, 300, 16)
+    x = torch.randn(1, length, 16)
     counter = CompileCounter()
     compiled = torch.compile(layer, backend=counter)
     assert_close([compiled(x)], [layer(x)])
-    assert counter.frame_count == 2
+    assert counter.frame_count == num_graphs
     compiled(x)
     num_frames = torch._dynamo.utils.counters["frames"]["total"]
     for _ in range(3):
-        y = torch.randn(1, 300, 16)
+        y = torch.randn(1, length, 16)
         assert_close([compiled(y)], [layer(y)])
     assert torch._dynamo.utils.counters["frames"]["total"] == num_frames
-
-
-def test_self_attention_over_a_short_text_compiles_as_one_graph():
-    layer = LSHSelfAttention(16, 2)
-    x = torch.randn(1, 256, 16)
-    counter = CompileCounter()
-    compiled = torch.compile(layer, backend=counter)
-    assert_close([compiled(x)], [layer(x)])
-    assert counter.frame_count == 1
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
