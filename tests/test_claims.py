@@ -389,6 +389,10 @@ def test_readme_and_page_say_what_lsh_attention_does_after_equal_time():
     lead = abs(difference)
     interval = f"{lead - limit:.2f} to {lead + limit:.2f}"
     assert f"lower by {lead:.2f} ({interval}), with {100 * pairs:.1f} % of the pairs" in page
+    share = read_table_rows("steps", name="mlm, L 4096, bfloat16")["share_all"]
+    assert f"two threads it takes [{share:.0f} %]" in page
+    for name in ("mlm, L 1024, float32", "mlm, L 1024, bfloat16"):  # "about as long"
+        assert 90 < read_table_rows("steps", name=name)["share_all"] < 110
     rows = {row["name"]: row for row in read_json(ROOT / "results/docstrings-more.json")["rows"]}
     dense = rows["dense, 1,024 positions"]["loss"]
     lsh = rows["LSH, r 8, m 256, 1,024 positions"]["loss"]
