@@ -23,6 +23,7 @@ pretrain() {  # variant, draw, flags
 for draw in 0 1 2 3; do
     pretrain sets-tokens-alpha4 $draw --alpha 4 --steps 6000 --hash_seed $draw
     pretrain sets-table-d168 $draw --emb lookup --width 168 --ffn 336 --steps 6000
+    pretrain sets-table-d256 $draw --emb lookup --steps 6000
     pretrain sets-sampled-d168 $draw --emb lookup --width 168 --ffn 336 --steps 6000 \
         --objective sampled --samples 1000
     pretrain sets-sampled-d256 $draw --emb lookup --steps 6000 --objective sampled --samples 1000
