@@ -56,39 +56,30 @@ COLUMNS = """
     holds here?      | verdict | s
     script           | script  | s
 """
-# README's two tables
-COSTS = """
-    method        | method   | s
-    in place of   | rival    | s
-    saves         | saves    | s
-    measured      | measured | s
-    its score     | score    | s
-    the other's   | other    | s
-    the method is | verdict  | s
-"""
-BESIDE = """
-    method        | method   | s
-    beside        | rival    | s
-    measured      | measured | s
-    its score     | score    | s
-    the other's   | other    | s
-    the method is | verdict  | s
+# README's table
+RESULTS = """
+    method           | method   | s
+    saves            | saves    | s
+    measured         | measured | s
+    its score        | score    | s
+    what it replaces | replaced | s
+    simpler ways     | simpler  | s
 """
 
 
 def list_tables():
-    """Yield marker and markdown: all claims of each paper, README's main ones, the counts."""
+    """Yield marker and markdown: all claims of each paper, README's table, the counts."""
     counts = {"papers": Counter(), "ours": Counter()}
     front = []
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         rows = [list_cells(claim) for claim in claims]
         yield f"claims {paper}", markdown(rows, COLUMNS)
-        front += [list_front_cells(paper, claim) for claim in claims if "sides" in claim]
+        if any("saves" in claim for claim in claims):
+            front.append(list_front_cells(paper, claims))
         for row in rows:
             owner = "ours" if row["place"].startswith("none") else "papers"
             counts[owner][row["kind"]] += 1
-    yield "claims costs", markdown([row for row in front if row["saves"]], COSTS)
-    yield "claims beside", markdown([row for row in front if not row["saves"]], BESIDE)
+    yield "claims results", markdown(front, RESULTS)
     # a sentence for the papers' claims, and one for ours
     text = ""
     names = {
@@ -134,8 +125,22 @@ def list_cells(claim):
     return row
 
 
-def list_front_cells(paper, claim):
-    """Return a row of README's tables, dict: the two sides, their scores, and the verdict."""
+def list_front_cells(paper, claims):
+    """Return the row of a paper in README's table, dict, from its claims in docs/claims.json.
+
+    The claim that has "saves" is beside what the method replaces, those with "simpler" are beside
+    simpler ways.
+    """
+    [main] = [claim for claim in claims if "saves" in claim]
+    score, replaced = compare_sides(paper, main)
+    simpler = [compare_sides(paper, claim)[1] for claim in claims if claim.get("simpler")]
+    return dict(method=f"**{paper}**, {main['sides'][0]}", saves=main["saves"],
+                measured=main["measured"], score=score, replaced=replaced,
+                simpler="<br>".join(simpler) or None)
+
+
+def compare_sides(paper, claim):
+    """Return the method's score, str, and its rival's name and score, and who is better, str."""
     here, control = read_sides(claim)
     difference, limit, _ = compare(claim, here, control)
     scale = 100 if claim.get("whole") == 1 else 1  # a share, as a percentage
@@ -148,16 +153,13 @@ def list_front_cells(paper, claim):
     is_higher = difference > 0
     wants_higher = claim.get("rule", "higher") == "higher"
     word = "better" if is_higher == wants_higher else "worse"
-    verdict = f"{word} by {abs(gap):.{digits}f} ± {error:.{digits}f}"
     kind, words = judge(claim, here, control)
-    if kind == "equal":
-        verdict = f"{words} ({verdict})"
-    elif kind in ("not decided", "excluded"):
-        verdict = f"undecided ({verdict})"
-    side, rival = claim["sides"]
-    return dict(method=f"**{paper}**, {side}", rival=rival, saves=claim.get("saves"),
-                measured=claim["measured"], verdict=verdict,
-                score=f"{own:.{digits}f}", other=f"{other:.{digits}f}")
+    if kind in ("equal", "not decided", "excluded"):
+        name = words if kind == "equal" else "undecided"
+        verdict = f"**{name}** (difference {gap:+.{digits}f} ± {error:.{digits}f})"
+    else:
+        verdict = f"{paper} is **{word}** by {abs(gap):.{digits}f} ± {error:.{digits}f}"
+    return f"{own:.{digits}f}", f"{claim['sides'][1]}: {other:.{digits}f}, {verdict}"
 
 
 def find_lead(claim):

@@ -1,6 +1,7 @@
 """Tests of bench/claims.py: a verdict follows from two numbers, their runs and their rows."""
 
 import math
+import re
 import statistics
 
 import numpy as np
@@ -221,18 +222,13 @@ def test_ratio_of_two_numbers_of_a_row_has_no_error():
 
 
 def test_readme_says_what_its_main_claims_are():
-    rows = []
-    for listed in read_json(ROOT / "docs/claims.json").values():
-        rows += [claim for claim in listed if "sides" in claim]
+    listed = [claim for rows in read_json(ROOT / "docs/claims.json").values() for claim in rows]
+    rows = [claim for claim in listed if "sides" in claim]
     text = (ROOT / "README.md").read_text()
+    assert f"has all {len(listed)} comparisons" in text
     assert len(rows) == 12
     assert all(claim.get("rule", "higher") in ("higher", "lower") for claim in rows)
     # what it says beside its tables
-    table = find_claim("α 4 (widths 256, 168), each item asked for in turn")
-    dense = find_claim("LSH attention of new hyperplanes in every training step has the lower")
-    words = "guesses {} % where a table of equal size guesses {} %"
-    assert words.format(*claims.read_paper(table)) in text
-    assert "{:.2f} against {:.2f}".format(*claims.read_paper(dense)) in text
     for own, other in (
         (("sst2", "proj, lsh"), ("bertmlm", "lookup of BPE pieces, MLM")),
         (("gaps-4000", "median"), ("untied-4000", "20,000 words, not tied")),
@@ -241,34 +237,55 @@ def test_readme_says_what_its_main_claims_are():
     ):
         sizes = [read_table_rows(file, name=name)["parameters"] for file, name in (own, other)]
         assert f"{100 * (1 - sizes[0] / sizes[1]):.0f} % of all parameters" in text
-    proj, emb = [read_table_rows("sst2", name=name) for name in ("proj, lsh", "emb 1K, lsh")]
-    tables = [row["parameters"] * row["poep"] for row in (emb, proj)]  # of the embeddings
-    assert f"hash buckets, {tables[0] / tables[1]:.0f} times as large" in text
+    emb = find_claim("Proj scores higher than Emb 1K, SST-2")
+    assert f"had {claims.compare(emb, *claims.read_sides(emb))[0]:.1f} points less on" in text
+    many = find_claim("a table in a model of equal size, α 25")
+    difference, _, _ = claims.compare(many, *claims.read_sides(many))
+    assert f"it guessed {-100 * difference:.1f} points fewer links than" in text
+    names = find_claim("walks without training, α 4, names of Python")
+    assert claims.judge(names, *claims.read_sides(names)) == ("equal", "equal within 1")
+    md5 = find_claim("LSH bits have a lower pre-training loss than MD5 bits under Proj, held-out "
+                     "docstrings, 1,500 steps")
+    assert claims.judge(md5, *claims.read_sides(md5))[0] == "holds"  # "learned more slowly"
     english = read_table_rows("english", name="english-detect.pt, sst2")
-    words = f"{english['score']:.1f} % on SST-2, and a bag of words {english['bag_of_words']:.1f} %"
-    assert words in text
+    assert f"has {english['score']:.1f} %, and is [not shown to differ]" in text
     assert f"mean accuracy is about {english['score']:.0f} %. A bag" in text
     assert f"without pre-training, gets {english['bag_of_words']:.0f} %" in text
 
 
-@pytest.mark.parametrize("here, control, changes, cells", [
+@pytest.mark.parametrize("here, control, changes, cell", [
     # 76.43 and 82.20 are 5.77 apart, and 76.4 and 82.2 as far as the means: 5.8
-    (make_value(76.43), make_value(82.196, name="b"), {}, ("76.4", "82.2", "worse by 5.8 ± 2.3")),
+    (make_value(76.43), make_value(82.196, name="b"), {}, "82.2, A is **worse** by 5.8 ± 2.3"),
     (make_value(76.43), make_value(82.196, name="b"), dict(rule="lower"),
-     ("76.4", "82.2", "better by 5.8 ± 2.3")),
+     "82.2, A is **better** by 5.8 ± 2.3"),
     (make_value(14.943), make_value(13.764, 1.0, name="b"), {},
-     ("14.94", "13.76", "undecided (better by 1.18 ± 2.27)")),
+     "13.76, **undecided** (difference +1.18 ± 2.27)"),
     (make_value(14.943), make_value(13.764, 1.0, name="b"), dict(delta=4),
-     ("14.94", "13.76", "equal within 4 (better by 1.18 ± 2.27)")),
+     "13.76, **equal within 4** (difference +1.18 ± 2.27)"),
     (make_value(0.035, 0.001), make_value(0.114, 0.001, name="b"), dict(whole=1),
-     ("3.5", "11.4", "worse by 7.9 ± 0.2")),
+     "11.4, A is **worse** by 7.9 ± 0.2"),
 ])
-def test_row_of_readme_subtracts_rightly(here, control, changes, cells, monkeypatch):
+def test_cell_of_readme_subtracts_rightly(here, control, changes, cell, monkeypatch):
     monkeypatch.setattr(claims, "read_sides", lambda claim: (here, control))
-    claim = changes | dict(sides=["ours", "another"], measured="a score")
-    row = claims.list_front_cells("A", claim)
-    assert (row["score"], row["other"], row["verdict"]) == cells
-    assert row["method"] == "**A**, ours"
+    claim = changes | dict(sides=["ours", "another"])
+    score, beside = claims.compare_sides("A", claim)
+    assert beside == f"another: {cell}"
+    other = re.search(r"[\d.]+", cell)[0]
+    gap = re.search(r"([+\d.]+) ±", cell)[1]
+    assert abs(float(score) - float(other)) == pytest.approx(float(gap))
+
+
+def test_row_of_readme_has_a_score_from_which_all_its_cells_subtract():
+    rows = 0
+    for paper, listed in read_json(ROOT / "docs/claims.json").items():
+        named = [claim for claim in listed if "saves" in claim or "simpler" in claim]
+        assert len({claims.compare_sides(paper, claim)[0] for claim in named}) <= 1
+        if named:
+            row = claims.list_front_cells(paper, listed)
+            assert row["method"].startswith(f"**{paper}**, ")
+            assert (row["simpler"] or "").count("<br>") == max(len(named) - 2, 0)
+            rows += 1
+    assert rows == 4
 
 
 def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
