@@ -180,11 +180,12 @@ def print_summary(name, summary):
         print(f"{name}: bag of words {bag}, difference {summary['over_bag']:+.2f} ± "
               f"{summary['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
     scores = []
-    missed = collections.defaultdict(list)  # reason -> classes with no right prediction
+    missed = collections.defaultdict(list)  # reason -> classes
     for label, score in f1_per_label.items():
         scores.append(f"{label} {score:.1f} ({summary['rows_per_label'][label]:,} rows)")
-        if score == 0:
-            missed[explain_missed(summary, label)].append(label)
+        reason = explain_missed(summary, label)
+        if reason is not None:
+            missed[reason].append(label)
     if scores:
         print(f"{name}: F1 of each class: {', '.join(scores)}")
     for reason, labels in missed.items():
@@ -193,12 +194,14 @@ def print_summary(name, summary):
 
 
 def explain_missed(summary, label):
-    """Return why no row of a class was predicted rightly."""
+    """Return what is wrong with the score of a class, or None."""
     if summary["train_rows_per_label"][label] == 0:
-        return "no rows to train on"
+        return "no rows to train on"  # any right prediction is chance
     if summary["rows_per_label"][label] == 0:
         return "no rows to score"
-    return "never predicted rightly"
+    if summary["f1_per_label"][label] == 0:
+        return "never predicted rightly"
+    return None
 
 
 def format_mean(mean, std):

@@ -165,6 +165,22 @@ def test_summary_says_how_a_model_compares_with_a_bag_of_words(difference, note,
     assert last.endswith(f"{difference:+.2f} ± 0.70, its standard error over rows and seeds{note}")
 
 
+@pytest.mark.parametrize("f1, train_rows, rows, expected", [
+    (40.0, 0, 3, "warning: own: no rows to train on: rare."),  # some are right by chance
+    (0.0, 0, 0, "warning: own: no rows to train on: rare."),
+    (0.0, 5, 0, "warning: own: no rows to score: rare."),
+    (0.0, 5, 3, "warning: own: never predicted rightly: rare."),
+    (40.0, 5, 3, "own: F1 of each class: rare 40.0 (3 rows)"),
+])
+def test_summary_says_which_classes_have_no_rows(f1, train_rows, rows, expected, capsys):
+    print_summary("own", dict(
+        f1_per_label=dict(rare=f1), rows_per_label=dict(rare=rows),
+        train_rows_per_label=dict(rare=train_rows), size=dict(total=9, poep=0.5),
+        metric="accuracy", mean=50.0, std=None, last=50.0, majority=40.0, bag_of_words=None))
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(expected)
+
+
 def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     """Made-up texts and scores: letters of a task's name, plus the seed."""
     rows = [(("a",), "up"), (("b",), "down")]
