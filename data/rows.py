@@ -187,7 +187,7 @@ def parse_table(path, table, columns, keep_damaged, header):
 
     A raw line break cuts "a bad film,neg" into rows "a bad" and "film,neg". The second looks whole,
     so a row after a short one is left out too. Joined files have their header again in the middle:
-    rows equal to it, whatever their case, are left out.
+    rows equal to it, whatever their case, are left out; in another order they are refused.
     """
     head = list(itertools.islice(table, 1 + PEEK))
     if not head:
@@ -200,6 +200,10 @@ def parse_table(path, table, columns, keep_damaged, header):
     for number, cells in enumerate(itertools.chain(head, table), 1):
         is_whole = len(cells) == len(names)
         is_header = has_header and are_names(cells, names)
+        if is_header and fold_names(cells) != fold_names(names):  # its cells would be swapped
+            raise InputError(f"{path}: expected columns {', '.join(names):.99} in one order, got "
+                             f"{', '.join(cells):.99} in row {number:,}, as in joined files. "
+                             "Join files of one order; if it is a row, rename a column.")
         if is_header:
             num_headers += 1
         if not is_whole:
@@ -266,15 +270,18 @@ def read_header(path, head, columns, header):
 
 
 def are_names(cells, names):
-    """Return whether cells are the names of columns, whatever their case and invisible marks."""
+    """Return whether cells are the names of columns, in any order, case and invisible marks."""
     if len(cells) != len(names):
         return False
-    for cell, name in zip(cells, names):
-        if len(cell) > len(name) + MAX_MARKS:  # to clean each text would take longer than to read
-            return False
-        if clean_name(cell).casefold() != name.casefold():
-            return False
-    return True
+    max_length = max(map(len, names)) + MAX_MARKS
+    if any(len(cell) > max_length for cell in cells):
+        return False  # to clean each text would take longer than to read
+    return sorted(fold_names(cells)) == sorted(fold_names(names))
+
+
+def fold_names(names):
+    """Return names of columns without what does not tell them apart, list[str]."""
+    return [clean_name(name).casefold() for name in names]
 
 
 def is_hub_id(text):

@@ -143,6 +143,20 @@ def test_header_again_in_the_first_rows_is_refused_by_its_cause(write, capsys):
     assert len(list(read_rows(path, columns=["text", "label"]))) == 4
 
 
+@pytest.mark.parametrize("header", ["label,text", "\ufeff Label, TEXT\u00a0"])
+@pytest.mark.parametrize("count, number", [(2, 3), (200, 201)])
+def test_header_again_in_another_order_is_refused(header, count, number, write):
+    """Else the labels of the second file would be texts."""
+    path = write("all.csv", "text,label\n" + "a,b\n" * count + f"{header}\n" + "b,a\n" * 3)
+    with pytest.raises(InputError, match=f"text, label in one order, got .* in row {number}, as"):
+        list(read_rows(path, header="first"))
+    with pytest.raises(InputError, match=f"all.csv: expected .* row {number}"):
+        list(read_rows(path))
+    assert len(list(read_rows(path, header="none"))) == count + 5
+    rows = list(read_rows(write("b.csv", "text,label\nlabel,label\ntext,x\n"), header="first"))
+    assert len(rows) == 2  # texts
+
+
 def test_header_again_keeps_its_number_among_the_rows(write, capsys):
     """infer.py answers each row of a file by its number."""
     path = write("all.csv", "text,n\n" + "a,1\n" * 101 + "text,n\nb,2\n")
