@@ -213,7 +213,7 @@ def draw_attention():
 
 
 def draw_effects():
-    """Draw the leads of README's claims in % of their rivals, beside those of the papers."""
+    """Draw the leads of the main claims in % of their rivals, beside those of the papers."""
     rows = []
     for paper, listed in read_json(ROOT / "docs/claims.json").items():
         for claim in listed:
