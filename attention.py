@@ -233,7 +233,8 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
         q, k, v, hq, hk, fill, pairs, key_mask: as in lsh_attention_reference.
         impl: "dense": the formula. "blocks": bucket by bucket, attention_fast.py. "flex":
             FlexAttention, for a GPU, attention_flex.py. "auto": the fastest of those that serve.
-            torch.jit.trace always takes "dense", and torch.vmap requires it.
+            torch.jit.trace and torch.export always take "dense". torch.vmap and second derivatives
+            require it.
 
     Returns:
         float (B, H, L, e), differentiable. A query that attends to no key has the result 0. One
@@ -271,7 +272,8 @@ def choose_impl(impl, q, hq, pairs):
     if impl in ("blocks", "flex") and not has_fast_form:
         raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
                          f"got {n} and {pairs!r}.")
-    if torch.jit.is_tracing():  # a trace would keep the sizes of the buckets of its example
+    # a trace would keep the sizes of the buckets of its example, and an export refuses them
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
         return "dense"
     if impl != "auto":
         return impl

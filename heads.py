@@ -167,7 +167,7 @@ class MaskedWordHead(Head):
             return F.linear(x, table, bias)
         # subtle: evaluate in float32. In bfloat16 many logits tie, and recall depends on the order.
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x.float(), table, bias)
+            return F.linear(x.float(), table.float(), bias.float())
 
 
 class MaskedHashHead(MaskedWordHead):

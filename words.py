@@ -9,8 +9,8 @@ Deviations:
        "space" splits as the paper does.
     2. A byte order mark, a zero-width space or a control character, such as NUL, separates words,
        as white space does.
-    3. Hidden characters, such as marks of direction, are dropped, and so is a joiner or soft hyphen
-       before a word. A combining mark stays with the character before it.
+    3. Hidden characters, such as marks of direction, are dropped, and so is a joiner, soft hyphen
+       or tag before a word. A combining mark stays with the character before it.
 Demo: python words.py "Don't stop!!"
 
     text                  words                        rule
@@ -37,8 +37,9 @@ import unicodedata
 SEPARATORS = r"\s\ufeff\u200b\0-\x1f\x7f-\x9f"
 
 # Joiners are part of a word's spelling, and join the letters around them or allow a line break
-# there: zero-width non-joiner and joiner, soft hyphen
-JOINERS = "\u200c\u200d\u00ad"
+# there: zero-width non-joiner and joiner, soft hyphen, joiners of hieroglyphs. So are tags, which
+# name the region of a flag
+JOINERS = "\u200c\u200d\u00ad\U00013430-\U0001343f\U000e0020-\U000e007f"
 
 # Hidden characters are no part of the spelling, so normalize_word drops them: marks of direction,
 # word joiner, invisible operators of formulas, and marks of annotations, shorthand, music and

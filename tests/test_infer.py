@@ -5,6 +5,7 @@ test_finetune.py; that a misspelling is near its word in test_all.py.
 """
 
 import contextlib
+import gc
 import json
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import infer
+import readouts
 from bloom import random_order
 from coherent import popularity_prior
 from data.items import HELD_OUT_KEY
@@ -29,6 +31,7 @@ from readouts import READOUTS
 from support import predict_file, runner
 from support.candidates import embed_words
 from support.common import InputError, load_checkpoint, save_checkpoint
+from support.readers import Example
 from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 from words import normalize_word
@@ -529,6 +532,27 @@ def test_vectors_are_those_of_the_rows_and_zero_where_nothing_is_read(
     for row, vector in zip(rows, np.load(out), strict=True):
         expected = 0 if row is None else untrained[model].embed(row)
         np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("flag", ["--vectors", "--jsonl"])
+def test_rows_of_a_file_are_not_kept(paths, tmp_path, monkeypatch, flag):
+    """Law: memory does not grow with the file, but by its new words and vectors."""
+    monkeypatch.setattr(predict_file, "PART", 3)
+    num_kept = []
+
+    def count_examples(*arguments):
+        num_kept.append(sum(isinstance(thing, Example) for thing in gc.get_objects()))
+        return run_batches(*arguments)
+
+    run_batches = runner.run_batches
+    monkeypatch.setattr(infer, "run_batches", count_examples)
+    monkeypatch.setattr(readouts, "run_batches", count_examples)
+    path = tmp_path / "in.txt"
+    path.write_text("the cat\n" * 30)
+    done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path, flag, tmp_path / "out")
+    assert not done.code, done.err
+    assert len(num_kept) == 10
+    assert num_kept[-1] - num_kept[0] <= 6  # at the last part those of one before it may be alive
 
 
 def test_vectors_of_an_earlier_run_stay_where_a_row_is_refused(paths, tmp_path):

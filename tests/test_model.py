@@ -300,6 +300,16 @@ def test_logits_of_evaluation_are_float32():
     assert not torch.equal(out, out.bfloat16().float())  # digits that bfloat16 does not have
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_logits_of_a_model_in_half_precision_are_float32(dtype):
+    net, _ = bloom_model()
+    ids = random_ids(2, 7)
+    expected = net(ids, masked_positions=POSITIONS)
+    out = net.to(dtype)(ids, masked_positions=POSITIONS)
+    assert out.dtype == torch.float32
+    assert (out - expected).abs().max() <= 0.05 * expected.abs().max()
+
+
 @pytest.mark.parametrize("head, pool", [
     ("classify", "mean"),
     ("classify", "cls"),

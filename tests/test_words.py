@@ -17,7 +17,7 @@ from words import list_words, normalize_word, split_words
 SEPARATORS = r"[\s\ufeff\u200b\0-\x1f\x7f-\x9f]+"
 INVISIBLE = ("[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u206f\ufff9-\ufffb"
              "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001]")
-JOINERS = "[\u200c\u200d\xad]"
+JOINERS = "[\u200c\u200d\xad\U00013430-\U0001343f\U000e0020-\U000e007f]"
 HARD_TEXTS = [
     "",
     " \t\n",
@@ -94,10 +94,25 @@ def test_normalize_word_by_hand(word, expected):
     ("a \u0301", ["a", "\u0301"], [(0, 1), (2, 3)]),  # of nothing
     ("a\ufeff\u0301", ["a", "\u0301"], [(0, 1), (2, 3)]),
     ("می\u200cرود so\u00adon", ["می\u200cرود", "so\u00adon"], [(0, 6), (7, 12)]),  # joiners
+    ("\U000e0067a 🏴\U000e0067!", ["a", "🏴\U000e0067!"], [(1, 2), (3, 6)]),  # tag of a flag
 ])
 def test_invisible_characters_go_and_marks_stay_with_their_letter(text, words, spans):
     assert split_words(text) == (words, spans)
     assert list_words(text) == words
+
+
+VISIBLE = "ARABIC|SYRIAC|KAITHI"  # their format characters are signs, such as that of a year
+
+
+def test_format_characters_of_unicode_are_no_words_and_cut_none():
+    """Readers would not see why a text has one word more. A space of width 0 does separate."""
+    for letter in map(chr, range(sys.maxunicode + 1)):
+        is_format = unicodedata.category(letter) == "Cf"
+        if not is_format or re.match(VISIBLE, unicodedata.name(letter)):
+            continue
+        assert list_words(f"{letter} {letter}a") == ["a"]
+        is_separator = re.match(SEPARATORS, letter) is not None
+        assert len(list_words(f"a{letter}b")) == 1 + is_separator
 
 
 def test_marks_are_those_of_unicode():
