@@ -25,7 +25,7 @@ from data.neighbors import CONTROL_NAMES, describe_neighbors
 from data.rows import reader_options
 from model import Config
 from objectives import Batch
-from support.common import InputError, blame, ending_children, num_cores
+from support.common import InputError, begin_worker, blame, ending_children, num_cores
 from tokenizer import FIRST_WORD_ID, HashTokenizer
 
 GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
@@ -132,9 +132,7 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
     loader = DataLoader(
         steps, batch_size=None, collate_fn=corrupt_step,
         num_workers=num_workers, timeout=LOADER_PATIENCE if num_workers > 0 else 0,
-        # a worker lives until this process ends it: it inherits the handlers of catch_signals, but
-        # torch sets another for SIGTERM
-        worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+        worker_init_fn=begin_loader_worker,
         multiprocessing_context="fork" if num_workers > 0 else None)
     with ending_children():
         try:
@@ -146,6 +144,13 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
                 raise
             # a worker was killed, such as for lack of shared memory, or is stuck
             raise InputError(f"--workers: {error}. Use --workers 0.") from error
+
+
+def begin_loader_worker(number):
+    """Prepare this process, a worker: it lives until its parent ends it, or has ended."""
+    begin_worker()
+    # other signals have the handlers of catch_signals, but torch sets another for SIGTERM
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def to_arrays(batch):

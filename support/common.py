@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 import traceback
 import uuid
@@ -70,6 +71,8 @@ def run_script(name, function, *args):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1)
     except KeyboardInterrupt:
+        # a second one ends the process at once, without a traceback of what Python does at exit
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         print(f"{name}: Interrupted.", file=sys.stderr)
         raise SystemExit(130)
     except (InputError, OSError, UnicodeError, MemoryError, torch.OutOfMemoryError) as error:
@@ -371,12 +374,10 @@ def num_cores():
 def start_workers():
     """Return a context with a ProcessPoolExecutor on all cores, eight at most.
 
-    Ctrl-C interrupts this process alone, and then ends the others, whatever they are doing.
+    Ctrl-C interrupts this process alone, and then ends the others, whatever they are doing. They
+    end with this process, too, if it is killed.
     """
-    # each worker begins with signal.signal(SIGINT, SIG_IGN)
-    pool = ProcessPoolExecutor(
-        min(num_cores(), MAX_WORKERS),
-        initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    pool = ProcessPoolExecutor(min(num_cores(), MAX_WORKERS), initializer=begin_worker)
     with ending_children():
         try:
             yield pool
@@ -385,6 +386,21 @@ def start_workers():
                              "killed. Use a machine with more memory.") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def begin_worker():
+    """Prepare this process, a worker: it ignores Ctrl-C, and ends when its parent has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent():
+    """Wait for the parent of this process, and end.
+
+    A forked worker holds the locks of its parent: if it stayed, the same command could not resume.
+    """
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 @contextlib.contextmanager

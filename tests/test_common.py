@@ -60,6 +60,14 @@ def test_run_script_error_of_the_program_keeps_its_traceback():
         common.run_script("pretrain.py", raise_error, ValueError("x"))
 
 
+def test_second_ctrl_c_while_python_ends_prints_no_traceback():
+    code = ("import atexit, signal; atexit.register(signal.raise_signal, signal.SIGINT); "
+            "from support import common; "
+            "common.run_script('x.py', signal.raise_signal, signal.SIGINT)")
+    done = run_script("-c", code, code=-signal.SIGINT)
+    assert done.stderr == "x.py: Interrupted.\n"
+
+
 def test_run_script_whose_reader_leaves_ends_quietly():
     code = "from support import common; common.run_script('x.py', lambda: print('x' * 99_999))"
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)

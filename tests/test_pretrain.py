@@ -581,6 +581,27 @@ def test_one_ctrl_c_ends_a_run_that_is_stuck_in_preparation(small, tmp_path):
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
+@pytest.mark.parametrize("place, number", [
+    ("words", signal.SIGTERM),  # docker stop, which signals the run alone
+    ("words", signal.SIGKILL),
+    ("batch", signal.SIGKILL),
+])
+def test_run_that_is_killed_leaves_no_worker(small, tmp_path, place, number):
+    """Workers that stay would hold its locks, and the same command could not resume."""
+    with start_stuck(place, *small("--cache", tmp_path / "cache", "--workers", "1")) as run:
+        while "stuck" not in run.stdout.readline():
+            assert run.poll() is None, run.stderr.read()
+        run.send_signal(number)
+        try:
+            run.communicate(timeout=60)  # until nobody has its pipes
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == -number
+    with lock_output(str(tmp_path / "run")):
+        pass
+
+
 def test_ctrl_c_ends_ranks_of_which_one_is_stuck(small):
     flags = small("--workers", "1")
     env = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=find_port())
