@@ -564,7 +564,7 @@ def list_changes(old, new):
 def read_json(path):
     """Return the content of a .json file of ours, a dict."""
     with reading(path):
-        return dict(json.loads(Path(path).read_text()))
+        return dict(json.loads(Path(path).read_text("utf-8")))
 
 
 def write_json(path, content):

@@ -28,7 +28,7 @@ from objectives import IGNORE_INDEX, OBJECTIVES, make_batch
 from support import plot
 from support.common import Ranks, load_checkpoint, lock_output, num_cores
 from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, choose_emb, equal_weights
-from tests.helpers import find_port, make_words, read_log, run_main, run_ranks, torchrun
+from tests.helpers import find_port, make_words, needs_fork, read_log, run_main, run_ranks, torchrun
 
 SCRIPTS = ROOT / "tests" / "scripts"
 RESTARTS = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # for torchrun --max-restarts
@@ -519,10 +519,12 @@ def test_ranks_that_cannot_share_a_batch_are_refused(small, two_ranks):
 # Signals and faults
 
 
-@pytest.mark.parametrize("number", [
-    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_signal_saves_the_run(small, tmp_path, number):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGBREAK"])
+def test_signal_saves_the_run(small, tmp_path, name):
     """test_run_resumes_whatever_ended_it resumes one."""
+    number = getattr(signal, name, None)
+    if number is None:
+        pytest.skip(f"this system has no {name}")
     handler = signal.getsignal(number)
     if handler == signal.SIG_IGN:
         pytest.skip("ignored, as nohup ignores SIGHUP")
@@ -560,6 +562,7 @@ def interrupt_until_they_end(*runs):
     pytest.fail("a run has not ended")
 
 
+@needs_fork
 def test_one_ctrl_c_ends_a_run_that_is_stuck_in_preparation(small, tmp_path):
     """A terminal sends it to the workers, too. No half corpus is left."""
     cache = tmp_path / "cache"
@@ -581,6 +584,7 @@ def test_one_ctrl_c_ends_a_run_that_is_stuck_in_preparation(small, tmp_path):
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
+@needs_fork
 def test_ctrl_c_ends_ranks_of_which_one_is_stuck(small):
     flags = small("--workers", "1")
     env = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=find_port())
@@ -621,6 +625,7 @@ def test_loss_that_is_not_finite_ends_the_run_and_is_not_saved(small, tmp_path):
     assert all(weight.isfinite().all() for weight in checkpoint["model"].values())
 
 
+@needs_fork  # on Windows this is another error
 def test_reader_of_the_output_that_leaves_does_not_end_a_run(small, tmp_path):
     command = [sys.executable, "pretrain.py", *small("--steps", "40")]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
