@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import runpy
+import shlex
 import socket
 import subprocess
 import sys
@@ -41,6 +42,13 @@ if "forkserver" in multiprocessing.get_all_start_methods():
     WARM.set_forkserver_preload(["tests.helpers", "pretrain", "finetune", "torch._dynamo"])
 else:  # Windows
     WARM = multiprocessing.get_context("spawn")
+
+
+def split_quoted(command):
+    """Return the words of a command that common.quote_command wrote, list of str."""
+    if sys.platform == "win32":  # a backslash is a letter of its paths
+        return [word.strip('"') for word in shlex.split(command, posix=False)]
+    return shlex.split(command)
 
 
 def make_words(count, seed=0, letters="etaoinshrdlu"):

@@ -3,6 +3,7 @@
 import argparse
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -291,7 +292,7 @@ def test_file_system_without_locks_is_named(monkeypatch, tmp_path, error):
 
     monkeypatch.setattr(common.FileLock, "acquire", acquire)
     path = str(tmp_path / "corpus")
-    with pytest.raises(InputError, match=f"^{path}.lock: could not be locked .*Use --cache on a"):
+    with pytest.raises(InputError, match=f"^{re.escape(path)}.lock: could not be locked .*--cache"):
         build_once(path, os.mkdir)
     with pytest.raises(InputError, match="Use --out on a local disk"):
         lock_output(str(tmp_path)).__enter__()
@@ -469,7 +470,7 @@ def drop_config(path):
 ])
 def test_load_checkpoint_that_is_not_whole_is_refused(path, damage, message):
     damage(path)
-    with pytest.raises(InputError, match=f"^{path}: {message}"):
+    with pytest.raises(InputError, match=f"^{re.escape(str(path))}: {message}"):
         load_checkpoint(str(path))
 
 
