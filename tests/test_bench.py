@@ -4,9 +4,11 @@ import dataclasses
 import functools
 import json
 import re
+import shlex
 import subprocess
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,7 +89,7 @@ def test_rows_that_are_measured_stay_if_a_later_one_fails(tmp_path):
     result = json.loads(path.read_text())
     assert result["rows"] == [dict(name="a")]
     assert result["columns"] == "name | name | s"
-    assert result["command"] == f"python -m bench.file name --json {path}"
+    assert result["command"] == f"python -m bench.file name --json {shlex.quote(str(path))}"
 
 
 def test_commit_is_unknown_outside_a_clone_and_changed_by_a_new_file(tmp_path, monkeypatch):

@@ -593,8 +593,11 @@ def test_two_ranks_give_the_results_of_one(long_control, tune, sr_run, own, tmp_
 ])
 def test_bad_input_is_refused_before_anything_is_written(
         flags, fragment, refuse, sets_run, own, tmp_path):
-    flags = flags.replace("OWN", " ".join(own)).replace("SETS", str(sets_run))
-    refuse(tmp_path / "out", flags.split(), fragment)
+    files = dict(OWN=own, SETS=[str(sets_run)])
+    words = []
+    for word in flags.split():
+        words += files.get(word, [word])
+    refuse(tmp_path / "out", words, fragment)
     assert not (tmp_path / "out").exists()
 
 
