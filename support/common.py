@@ -63,7 +63,7 @@ def run_script(name, function, *args):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         result = function(*args)
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no sys.stdout
         return result
     except BrokenPipeError:  # what reads stdout has left, such as head
         # subtle: Python flushes stdout at exit and would raise again: point it at /dev/null

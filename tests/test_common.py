@@ -61,6 +61,12 @@ def test_run_script_error_of_the_program_keeps_its_traceback():
         common.run_script("pretrain.py", raise_error, ValueError("x"))
 
 
+def test_run_script_without_stdout_ends_as_with_it(monkeypatch):
+    """Python has none where it was closed, as by >&-, or under pythonw of Windows."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert common.run_script("x.py", abs, -3) == 3
+
+
 @needs_fork  # on Windows this is another error
 def test_run_script_whose_reader_leaves_ends_quietly():
     code = "from support import common; common.run_script('x.py', lambda: print('x' * 99_999))"
