@@ -21,8 +21,8 @@ import functools
 import importlib
 import itertools
 import math
-import resource
 import statistics
+import sys
 from pathlib import Path
 
 import torch
@@ -135,12 +135,14 @@ def bench_flops(args, *, rounds=301):
 
 def memory_of_passes(impl, length):
     """Return the MiB that run_passes adds to the process's peak."""
+    import resource  # not on Windows
+    unit = 1 if sys.platform == "darwin" else 2**10  # bytes of ru_maxrss, which is in KiB on Linux
     importlib.import_module("attention_fast")  # else the first pass of blocks would load it
     for L in (64, length):  # the libraries allocate what they need once in the first pass
         q, k, v = random_qkv(1, 2, L, 64)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         run_passes(impl, q, k, v, draw_functions(2), torch.ones(1).expand_as(q))
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit / 2**20
 
 
 ATTENTION = """

@@ -64,7 +64,7 @@ def run_script(name, function, *args):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         result = function(*args)
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no sys.stdout
         return result
     except BrokenPipeError:  # what reads stdout has left, such as head
         # subtle: Python flushes stdout at exit and would raise again: point it at /dev/null
@@ -580,7 +580,7 @@ def list_changes(old, new):
 def read_json(path):
     """Return the content of a .json file of ours, a dict."""
     with reading(path):
-        return dict(json.loads(Path(path).read_text()))
+        return dict(json.loads(Path(path).read_text("utf-8")))
 
 
 def write_json(path, content):

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import runpy
+import shlex
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from bench import harness
@@ -31,13 +33,22 @@ SMALL = (
     "--dtype float32 --no-compile --eval_every 3 --save_every 3").split()
 SMALL_SETS = [*SMALL, *(
     "--preset superbloom-small --alpha 5 --heads 2 --length 7 --warmup 0 --dropout 0").split()]
-
+# Windows has no fork, sends no signals, and PyTorch for it cannot connect ranks everywhere
+HAS_FORK = hasattr(os, "fork")
+needs_fork = pytest.mark.skipif(not HAS_FORK, reason="requires a system that forks processes")
 
 if "forkserver" in multiprocessing.get_all_start_methods():
     WARM = multiprocessing.get_context("forkserver")
     WARM.set_forkserver_preload(["tests.helpers", "pretrain", "finetune", "torch._dynamo"])
 else:  # Windows
     WARM = multiprocessing.get_context("spawn")
+
+
+def split_quoted(command):
+    """Return the words of a command that common.quote_command wrote, list of str."""
+    if sys.platform == "win32":  # a backslash is a letter of its paths
+        return [word.strip('"') for word in shlex.split(command, posix=False)]
+    return shlex.split(command)
 
 
 def make_words(count, seed=0, letters="etaoinshrdlu"):
@@ -64,6 +75,14 @@ def write_table(path, rows):
         for row in rows:
             print(*row, sep=separator, file=file)
     return str(path)
+
+
+def make_link(path, target):
+    """Make a symbolic link to a file or folder, or skip the test: Windows may allow none."""
+    try:
+        os.symlink(target, path, target_is_directory=os.path.isdir(target))
+    except OSError as error:
+        pytest.skip(f"no symbolic links: {error}")
 
 
 def list_pages(corpus):
@@ -107,7 +126,7 @@ def run_script(*command, code=0, **env):
     words = [str(word) for word in command]
     env = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)) | env
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True,
-                          text=True, timeout=300)
+                          encoding="utf-8", timeout=300)
     assert done.returncode == code, done.stderr[-3000:]
     return done
 
@@ -124,8 +143,15 @@ def fork_script(words, env, folder):
     runpy.run_path(words[0], run_name="__main__")
 
 
+def skip_without_ranks():
+    """Skip the test that calls this, where several ranks are not supported."""
+    if not HAS_FORK:
+        pytest.skip("several ranks require Linux or macOS")
+
+
 def torchrun(num_processes, *command, **env):
     """Run a script under torchrun on this machine; flags of torchrun may come before its path."""
+    skip_without_ranks()
     options = ["--standalone", f"--nproc_per_node={num_processes}"]
     return run_script("-m", "torch.distributed.run", *options, *command, **env)
 
@@ -139,6 +165,7 @@ def run_ranks(*commands, code=0, **env):
         commands: a script and its flags for each rank.
         code: with which all must end.
     """
+    skip_without_ranks()
     env |= dict(WORLD_SIZE=str(len(commands)), MASTER_ADDR="127.0.0.1", MASTER_PORT=find_port())
     with tempfile.TemporaryDirectory() as root:
         ranks = []

@@ -4,9 +4,11 @@ import dataclasses
 import functools
 import json
 import re
+import shlex
 import subprocess
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from hashing import MD5, sketch_index
 from model import Config
 from support.common import InputError, write_json
 from support.results import Outcome, Result
-from tests.helpers import ROOT, SMALL, assert_refused, make_words
+from tests.helpers import ROOT, SMALL, assert_refused, make_words, needs_fork
 from tokenizer import FIRST_WORD_ID, make_tokenizer
 
 
@@ -62,8 +64,8 @@ def run_bench(file, name, settings=None, **sizes):
     (training, "steps", dict(rounds=1, lengths=(16,), positions=32, num_words=50)),
     (gpu, "kernels", dict(heads=2, positions=64, calls=1, lengths=(32,))),
     (gpu, "mfu", dict(preset="tiny", batches=(2,), compiles=(False,), calls=1)),
-    (gpu, "words", dict(models={"tiny": " ".join(SMALL[:10])},  # layers to batch
-                        num_words=90, steps=20, compiles=(False,))),
+    pytest.param(gpu, "words", dict(models={"tiny": " ".join(SMALL[:10])},  # layers to batch
+                                    num_words=90, steps=20, compiles=(False,)), marks=needs_fork),
 ])
 def test_bench_at_tiny_sizes_fills_all_columns(file, name, sizes):
     run_bench(file, name, **sizes)
@@ -87,7 +89,7 @@ def test_rows_that_are_measured_stay_if_a_later_one_fails(tmp_path):
     result = json.loads(path.read_text())
     assert result["rows"] == [dict(name="a")]
     assert result["columns"] == "name | name | s"
-    assert result["command"] == f"python -m bench.file name --json {path}"
+    assert result["command"] == f"python -m bench.file name --json {shlex.quote(str(path))}"
 
 
 def test_commit_is_unknown_outside_a_clone_and_changed_by_a_new_file(tmp_path, monkeypatch):
@@ -202,6 +204,18 @@ def test_attention_flops_match_paper():
     assert many["hashing"] == 5_120 * 4
 
 
+@needs_fork
+@pytest.mark.parametrize("platform, peak", [("linux", 3 * 2**10), ("darwin", 3 * 2**20)])
+def test_memory_of_passes_is_in_mib(monkeypatch, platform, peak):
+    """Linux counts it in KiB, macOS in bytes."""
+    import resource  # not on Windows
+    peaks = iter([0, 0, peak])
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=next(peaks)))
+    monkeypatch.setattr(attention.sys, "platform", platform)
+    assert attention.memory_of_passes("kernel", 8) == 3
+
+
+@needs_fork  # memory is measured in a process of its own
 def test_attention_in_one_bucket_has_all_pairs_and_the_work_of_hashing(monkeypatch, one_process):
     monkeypatch.setattr(lsh_attention, "simhash", lambda x, *_: 0 * x[..., 0].long().unsqueeze(2))
     [row] = run_bench(attention, "attention", positions=128, lengths=(64,), rounds=1)
@@ -411,5 +425,5 @@ def test_figures_are_those_of_assets(tmp_path, monkeypatch):
 
 def test_erratum_retention_of_1k_rows_does_not_drop_20_percent():
     """[HF §5.2] prints "20%~26%" for the drop from 50K rows, of averages of [HF Table 2]."""
-    page = (harness.ROOT / "docs/hashformers.md").read_text()
+    page = (harness.ROOT / "docs/hashformers.md").read_text("utf-8")
     assert f"Table 2 gives {100.5 - 84.0:.1f} and {95.6 - 80.8:.1f} points" in page  # MD5, LSH

@@ -224,7 +224,7 @@ def test_ratio_of_two_numbers_of_a_row_has_no_error():
 def test_readme_says_what_its_main_claims_are():
     listed = [claim for rows in read_json(ROOT / "docs/claims.json").values() for claim in rows]
     rows = [claim for claim in listed if "sides" in claim]
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text("utf-8")
     assert f"has all {len(listed)} comparisons" in text
     assert len(rows) == 12
     assert all(claim.get("rule", "higher") in ("higher", "lower") for claim in rows)
@@ -289,7 +289,7 @@ def test_row_of_readme_has_a_score_from_which_all_its_cells_subtract():
 
 
 def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
-    page = " ".join((ROOT / "docs/superbloom.md").read_text().split())
+    page = " ".join((ROOT / "docs/superbloom.md").read_text("utf-8").split())
     claim = find_claim("α 4 (widths 256, 168), each item asked for in turn")
     difference, limit, _ = claims.compare(claim, *claims.read_sides(claim))
     assert f"by {difference:.1f} points of rec@1**" in page
@@ -330,7 +330,7 @@ def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
     assert f"{claims.find_claimed_lead(claim):.0f} %): six runs a side" in page
     sampled = find_claim("a table as wide with a sampled softmax")
     difference, limit, _ = claims.compare(sampled, *claims.read_sides(sampled))
-    tables_page = " ".join((ROOT / "docs/tables.md").read_text().split())
+    tables_page = " ".join((ROOT / "docs/tables.md").read_text("utf-8").split())
     words = f"lead the wider table by {difference:.1f} points ({difference - limit:.1f} to "
     assert f"{words}{difference + limit:.1f}), with 62 % of its model's parameters" in tables_page
     for run in read_table_rows("layers", name="six")["runs"]:  # whole numbers of hits
@@ -353,7 +353,7 @@ def test_page_says_how_far_tokens_and_half_the_prior_are_ahead():
 
 
 def test_readme_says_what_was_measured_on_a_gpu():
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text("utf-8")
     ratio = {}  # positions -> flash attention's time over that of LSH attention
     for L in (8_192, 16_384):
         row = read_table_rows("gpu-attention", dtype="bfloat16", data="random", L=L)
@@ -362,7 +362,7 @@ def test_readme_says_what_was_measured_on_a_gpu():
     assert "On a GPU the layer is [faster](docs/speed.md) from 16,384 positions" in text
     proj = read_table_rows("gpu-steps", batch=64, compiled="yes")
     bert = read_table_rows("gpu-bert", batch=64, compiled="no")  # the faster of its two
-    page = (ROOT / "docs/speed.md").read_text()
+    page = (ROOT / "docs/speed.md").read_text("utf-8")
     assert f"A step of Proj is {bert['ms'] / proj['ms']:.1f} times as fast as the faster" in page
     paper = PRESETS["hashformer"]
     positions = paper["steps"] * paper["batch"] * 512
@@ -375,7 +375,7 @@ def test_readme_says_what_was_measured_on_a_gpu():
 
 
 def test_page_says_what_symmetric_scores_and_the_hash_do_to_the_loss():
-    page = " ".join((ROOT / "docs/claims.md").read_text().split())
+    page = " ".join((ROOT / "docs/claims.md").read_text("utf-8").split())
     loss = {row["name"]: row["loss"] for row in read_json(ROOT / "results/scores.json")["rows"]}
     gains = [loss[name] - loss[f"{name}-symmetric"] for name in ("dense", "lsh", "random")]
     assert "by {:.2f} with all pairs, {:.2f} with LSH of 2 hyperplanes, and {:.2f}".format(
@@ -388,15 +388,15 @@ def test_page_says_what_symmetric_scores_and_the_hash_do_to_the_loss():
 
 
 def test_page_says_what_keys_outside_a_bucket_weigh():
-    page = (ROOT / "docs/bert-lsh.md").read_text()
+    page = (ROOT / "docs/bert-lsh.md").read_text("utf-8")
     law = [100 * outside_share_law(64, r, 256) for r in (1, 2, 4, 8)]
     words = "{:.0f}, {:.0f}, {:.0f} and\n{:.0f} % with 1, 2, 4 and 8 hyperplanes"
     assert words.format(*law) in page
 
 
 def test_readme_and_page_say_what_lsh_attention_does_after_equal_time():
-    text = (ROOT / "README.md").read_text()
-    page = (ROOT / "docs/bert-lsh.md").read_text()
+    text = (ROOT / "README.md").read_text("utf-8")
+    page = (ROOT / "docs/bert-lsh.md").read_text("utf-8")
     rows = {row["name"]: row for row in read_json(ROOT / "results/time.json")["rows"]}
     steps = {name: row["runs"][0]["settings"]["steps"] for name, row in rows.items()}
     assert f"{100 - 100 * steps['dense'] / steps['lsh']:.0f} % of a training step's time" in text
@@ -417,7 +417,7 @@ def test_readme_and_page_say_what_lsh_attention_does_after_equal_time():
 
 
 def test_page_says_what_fewer_pairs_cost():
-    page = " ".join((ROOT / "docs/claims.md").read_text().split())
+    page = " ".join((ROOT / "docs/claims.md").read_text("utf-8").split())
     rows = {row["name"]: row for row in read_json(ROOT / "results/frontier.json")["rows"]}
     dense = rows["128-dense"]["loss"]
     costs = [rows[f"128-{r}"]["loss"] - dense for r in (1, 2, 4, 8)]

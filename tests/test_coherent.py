@@ -72,7 +72,7 @@ def test_coherent_map_refuses_more_coherent_maps_than_maps():
 
 def test_coherent_map_quotes_its_recall():
     """The numbers of the docstring are those of results/simplewiki.json."""
-    rows = json.loads((ROOT / "results/simplewiki.json").read_text())["rows"]
+    rows = json.loads((ROOT / "results/simplewiki.json").read_text("utf-8"))["rows"]
     rows = [row for row in rows if "of 2 maps coherent" in row["name"]]
     recalls = ", ".join(f"{row['rec@1']:.3f}" for row in rows)
     shares = ", ".join(f"{100 * row['certified']:.0f}" for row in rows)

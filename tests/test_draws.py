@@ -14,7 +14,7 @@ import pretrain
 from bench import attention_controls, claims, draws, harness, misspell, shares, superbloom
 from data import neighbors
 from support.common import write_json
-from tests.helpers import SMALL_SETS
+from tests.helpers import SMALL_SETS, make_link
 from tests.test_bench import run_bench
 
 
@@ -33,7 +33,7 @@ def list_flags(folder, text_path, cache_dir, known=None):
 def test_mean_over_windows_is_the_last_evaluation(
         run, folder, name, request, tmp_path, text_path, cache_dir):
     folder = tmp_path / folder
-    folder.symlink_to(request.getfixturevalue(run))
+    make_link(folder, request.getfixturevalue(run))
     [row] = run_bench(draws, "losses", list_flags(folder, text_path, cache_dir))
     evaluation = harness.read_log(folder)[-1]
     assert row["name"] == name
@@ -48,7 +48,7 @@ def test_each_item_of_a_set_is_masked_once(
         sets_run, tmp_path, pages_path, cache_dir, monkeypatch):
     """The items that the evaluation masks are among them, with the same ranks."""
     folder = tmp_path / "sets-tokens-0"
-    folder.symlink_to(sets_run)
+    make_link(folder, sets_run)
     flags = list_flags(folder, pages_path, cache_dir)
     ranks = []  # a tensor for each set
 
@@ -127,7 +127,7 @@ def test_neighbors_of_the_most_frequent_items_have_the_sets_of_a_run_with_this_v
 def test_known_runs_are_kept_and_not_measured_again(
         sr_run, text_path, cache_dir, tmp_path, monkeypatch):
     run = tmp_path / "draws-proj-lsh-0"
-    run.symlink_to(sr_run)
+    make_link(run, sr_run)
     other = dict(run="draws-proj-lsh-1", loss=0.5, settings={})
     path = tmp_path / "known.json"
     write_json(path, dict(rows=[dict(name="proj-lsh", runs=[other], loss_rows=["0.4 0.6"])]))

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import random
-import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -27,7 +26,7 @@ from support.pretrained import Pretrained, choose_head, load_pretrained
 from support.results import Outcome, Result, print_summary, read_result
 from tests.pretend_gpu import pretend_gpu
 from tests.helpers import assert_refused, equal_weights, make_words, run_main, run_ranks
-from tests.helpers import write_table
+from tests.helpers import split_quoted, write_table
 from tests.test_squad import make_rows
 
 DEVICE = "--device cpu --dtype float32 --no-compile".split()
@@ -377,7 +376,7 @@ def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
     [(neighbor, _)] = Predictor(str(out)).neighbors("quaggas", 1)
     assert neighbor == "quagga"  # among the words of the task
     _, command = done.out.split("Next: python infer.py ")
-    assert run_main(infer.main, *shlex.split(command)).code == 0
+    assert run_main(infer.main, *split_quoted(command)).code == 0
 
 
 # Training
@@ -610,8 +609,11 @@ def test_two_ranks_give_the_results_of_one(long_control, tune, sr_run, own, tmp_
 ])
 def test_bad_input_is_refused_before_anything_is_written(
         flags, fragment, refuse, sets_run, own, tmp_path):
-    flags = flags.replace("OWN", " ".join(own)).replace("SETS", str(sets_run))
-    refuse(tmp_path / "out", flags.split(), fragment)
+    files = dict(OWN=own, SETS=[str(sets_run)])
+    words = []
+    for word in flags.split():
+        words += files.get(word, [word])
+    refuse(tmp_path / "out", words, fragment)
     assert not (tmp_path / "out").exists()
 
 

@@ -14,6 +14,7 @@ from data import loading
 from data.batches import TextBatches
 from objectives import MaskedWords, RowTarget, make_batch
 from support.common import InputError, Ranks
+from tests.helpers import needs_fork
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ def watch_loaders(monkeypatch):
 def test_number_of_workers_follows_device_and_cores(
         build_loader, monkeypatch, device, cores, num_workers):
     """More workers than cores slow each other down, and PyTorch warns of them."""
+    monkeypatch.setattr(loading, "HAS_FORK", True)
     monkeypatch.setattr(loading, "num_cores", lambda: cores)
     options = watch_loaders(monkeypatch)
     with build_loader(device, None):
@@ -59,6 +61,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)  # as the system does where memory is short
 
 
+@needs_fork
 @pytest.mark.parametrize("act, message", [(lambda: time.sleep(999), "timed out"), (die, "worker")])
 def test_worker_that_is_stuck_or_dead_ends_the_run_in_one_line(
         build_loader, monkeypatch, act, message):
@@ -71,6 +74,7 @@ def test_worker_that_is_stuck_or_dead_ends_the_run_in_one_line(
     assert multiprocessing.active_children() == []
 
 
+@needs_fork
 def test_workers_need_no_shared_memory(build_loader, monkeypatch):
     """A container may have 1 MB of it. PyTorch's workers then hang instead of ending."""
     def refuse(*_):
@@ -84,6 +88,7 @@ def test_workers_need_no_shared_memory(build_loader, monkeypatch):
     assert isinstance(steps[0][0].inputs, torch.Tensor)
 
 
+@needs_fork
 def test_error_of_our_own_in_a_worker_keeps_its_text(build_loader, monkeypatch):
     monkeypatch.setattr(TextBatches, "get_batch", lambda *_: math.sqrt(-1))
     with pytest.raises(ValueError, match="math domain error"):

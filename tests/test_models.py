@@ -15,7 +15,7 @@ from model import load_model
 from support.common import load_checkpoint, save_checkpoint
 from tests.helpers import ROOT, run_main, tiny_model
 
-CARD = " ".join((ROOT / "models" / "README.md").read_text().split())  # without line breaks
+CARD = " ".join((ROOT / "models" / "README.md").read_text("utf-8").split())  # without line breaks
 SIZES = {  # megabytes at most
     "english-detect.pt": 8,
     "english-fill.pt": 9,
@@ -34,7 +34,7 @@ def test_readme_says_of_random_and_shuffled_words_what_the_card_says():
     f1 = re.search(r"F1 (0\.\d+) of random words, (0\.\d+) of shuffled words", CARD).groups()
     steps, windows, words = re.search(r"([\d,]+) of (\d+) windows of (\d+) words", CARD).groups()
     millions = int(steps.replace(",", "")) * int(windows) * int(words) / 1e6
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text("utf-8")
     random, shuffled = map(float, f1)
     assert f"on {millions:.0f} million words, has {random:.2f} and {shuffled:.2f}." in text
 

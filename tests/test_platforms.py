@@ -22,7 +22,7 @@ def test_commands_of_a_page_are_those_of_zsh(page):
 
 
 def test_scripts_keep_their_line_ends_in_a_clone_on_windows():
-    attributes = (ROOT / ".gitattributes").read_text()
+    attributes = (ROOT / ".gitattributes").read_text("utf-8")
     assert "*.sh text eol=lf" in attributes
     for path in [*ROOT.glob("runs/*.sh"), ROOT / ".ci/run"]:
         assert b"\r" not in path.read_bytes(), path
@@ -30,7 +30,7 @@ def test_scripts_keep_their_line_ends_in_a_clone_on_windows():
 
 def test_workflow_names_files_that_exist_and_tests_the_range_of_torch():
     yaml = pytest.importorskip("yaml")  # datasets brings it
-    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text("utf-8"))
     lines = []
     for job in workflow["jobs"].values():
         for step in job["steps"]:
@@ -40,7 +40,7 @@ def test_workflow_names_files_that_exist_and_tests_the_range_of_torch():
         is_output = f"> {name}" in "\n".join(lines)
         assert is_output or (ROOT / name).exists(), name
     matrix = workflow["jobs"]["suite"]["strategy"]["matrix"]["include"]
-    oldest = re.search(r"torch>=([\d.]+)", (ROOT / "requirements.txt").read_text())[1]
+    oldest = re.search(r"torch>=([\d.]+)", (ROOT / "requirements.txt").read_text("utf-8"))[1]
     assert f"torch=={oldest}.0" in [row["torch"] for row in matrix]
     assert {row["os"].split("-")[0] for row in matrix} == {"ubuntu", "macos", "windows"}
 

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import runpy
-import shlex
 import shutil
 import signal
 import subprocess
@@ -27,8 +26,9 @@ from model import Config, Model
 from objectives import IGNORE_INDEX, OBJECTIVES, make_batch
 from support import plot
 from support.common import Ranks, load_checkpoint, lock_output, num_cores
-from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, choose_emb, equal_weights
-from tests.helpers import find_port, make_words, read_log, run_main, run_ranks, torchrun
+from tests.helpers import HAS_FORK, ROOT, SMALL, SMALL_SETS, assert_refused, choose_emb
+from tests.helpers import equal_weights, find_port, make_words, needs_fork, read_log, run_main
+from tests.helpers import run_ranks, split_quoted, torchrun
 
 SCRIPTS = ROOT / "tests" / "scripts"
 RESTARTS = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # for torchrun --max-restarts
@@ -99,8 +99,9 @@ def kinds(text_path, pages_path, cache_dir, tmp_path_factory):
         words = ["--data", text_path, *SMALL, "--length", "33"]  # for the pieces of the last line
         if data == "sets":
             words = ["--data", pages_path, *SMALL_SETS]
-        words += [*flags.replace("PAGES", str(pages_path)).split(), *TWO_STEPS]
-        words = [*map(str, words), "--cache", str(cache_dir)]
+        words += [*flags.split(), *TWO_STEPS]
+        words = [str(pages_path) if word == "PAGES" else str(word) for word in words]
+        words += ["--cache", str(cache_dir)]
         out = folder / str(i)
         done = run_main(pretrain.main, *words, "--out", out)
         trained.append((words, out, done))
@@ -116,7 +117,7 @@ def test_two_steps_of_each_kind(kinds):
         assert 0 < done.result["eval_loss"] < 20, flags
         assert load_checkpoint(str(out))["step"] == 2, flags
         *_, last = done.out.splitlines()
-        python, script, *words = shlex.split(last.removeprefix("Next: "))
+        python, script, *words = split_quoted(last.removeprefix("Next: "))
         assert [python, script] == ["python", "infer.py"]
         assert run_main(infer.main, *words, "--device", "cpu").code == 0, flags
 
@@ -136,7 +137,7 @@ def test_run_that_crashed_and_resumed_equals_one_that_did_not(small, tmp_path, d
     flags = ["--dropout", "0.1", *flags.split()]
 
     result = pretrain.main(small(*flags, out="whole", data=data))
-    if "--micro" in flags:
+    if "--micro" in flags and HAS_FORK:
         flags += ["--workers", "2"]  # which change nothing
     crash_in_step(4, small(*flags, out="resumed", data=data))
     with open(tmp_path / "resumed" / "log.jsonl", "a") as file:
@@ -196,7 +197,7 @@ def test_superbloom_learns_which_names_go_together(small):
 def test_share_of_unknown_words_is_printed(sr_run, tmp_path):
     """No n-gram is known. test_codes.py tests the share."""
     path = tmp_path / "text.txt"
-    path.write_text("фильм хорошо " * 300)
+    path.write_text("фильм хорошо " * 300, encoding="utf-8")
     files = ["--data", path, "--cache", tmp_path / "cache", "--out", tmp_path / "out"]
     rates = "--steps 1 --warmup 0 --batch 1 --device cpu --no-compile --length 33".split()
     done = run_main(pretrain.main, *files, *rates, "--init_from", sr_run)
@@ -519,10 +520,12 @@ def test_ranks_that_cannot_share_a_batch_are_refused(small, two_ranks):
 # Signals and faults
 
 
-@pytest.mark.parametrize("number", [
-    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_signal_saves_the_run(small, tmp_path, number):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGBREAK"])
+def test_signal_saves_the_run(small, tmp_path, name):
     """test_run_resumes_whatever_ended_it resumes one."""
+    number = getattr(signal, name, None)
+    if number is None:
+        pytest.skip(f"this system has no {name}")
     handler = signal.getsignal(number)
     if handler == signal.SIG_IGN:
         pytest.skip("ignored, as nohup ignores SIGHUP")
@@ -560,6 +563,7 @@ def interrupt_until_they_end(*runs):
     pytest.fail("a run has not ended")
 
 
+@needs_fork
 def test_one_ctrl_c_ends_a_run_that_is_stuck_in_preparation(small, tmp_path):
     """A terminal sends it to the workers, too. No half corpus is left."""
     cache = tmp_path / "cache"
@@ -581,13 +585,14 @@ def test_one_ctrl_c_ends_a_run_that_is_stuck_in_preparation(small, tmp_path):
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("place, number", [
-    ("words", signal.SIGTERM),  # docker stop, which signals the run alone
-    ("words", signal.SIGKILL),
-    ("batch", signal.SIGKILL),
+@pytest.mark.parametrize("place, name", [
+    ("words", "SIGTERM"),  # docker stop, which signals the run alone
+    ("words", "SIGKILL"),
+    ("batch", "SIGKILL"),
 ])
-def test_run_that_is_killed_leaves_no_worker(small, tmp_path, place, number):
+def test_run_that_is_killed_leaves_no_worker(small, tmp_path, place, name):
     """Workers that stay would hold its locks, and the same command could not resume."""
+    number = getattr(signal, name)  # Windows has no SIGKILL
     with start_stuck(place, *small("--cache", tmp_path / "cache", "--workers", "1")) as run:
         while "stuck" not in run.stdout.readline():
             assert run.poll() is None, run.stderr.read()
@@ -602,6 +607,7 @@ def test_run_that_is_killed_leaves_no_worker(small, tmp_path, place, number):
         pass
 
 
+@needs_fork
 def test_ctrl_c_ends_ranks_of_which_one_is_stuck(small):
     flags = small("--workers", "1")
     env = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=find_port())
@@ -642,6 +648,7 @@ def test_loss_that_is_not_finite_ends_the_run_and_is_not_saved(small, tmp_path):
     assert all(weight.isfinite().all() for weight in checkpoint["model"].values())
 
 
+@needs_fork  # on Windows this is another error
 def test_reader_of_the_output_that_leaves_does_not_end_a_run(small, tmp_path):
     command = [sys.executable, "pretrain.py", *small("--steps", "40")]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)

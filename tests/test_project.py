@@ -59,7 +59,7 @@ def test_help_of_a_script_works(name):
 @pytest.mark.parametrize("build_parser", PARSERS)
 def test_flag_of_a_script_is_read(build_parser):
     """A flag that nobody reads has no effect."""
-    text = "".join(path.read_text() for path in SOURCES)
+    text = "".join(path.read_text("utf-8") for path in SOURCES)
     for action in build_parser()._actions[1:]:  # without --help
         assert re.search(rf"\b(args|config|c|self)\.{action.dest}\b", text), action.dest
 
@@ -72,7 +72,7 @@ def test_field_of_config_has_a_flag_and_is_read():
     names = {field.name for field in fields(Config)}
     assert names - {action.dest for action in build_parser()._actions} == follow
     sources = [path for path in SOURCES if path.name not in ("config.py", "flags.py", "canine.py")]
-    text = "".join(path.read_text() for path in sources)
+    text = "".join(path.read_text("utf-8") for path in sources)
     used = set(re.findall(r"\b(?:c|config)\.(\w+)", text))
     for embedding in EMBEDDINGS.values():
         used |= {*signature(embedding).parameters, *CODERS[embedding.code_format].list_fields()}

@@ -11,7 +11,7 @@ from data.python_source import python_files, python_names
 from data.sources import PythonTexts, choose_columns, find_sources, name_data
 from data.splitters import ItemNames, item_names
 from support.common import InputError
-from tests.helpers import list_pages
+from tests.helpers import list_pages, make_link
 
 
 # Parts of --data
@@ -31,7 +31,7 @@ def test_source_that_is_named_twice_is_refused(source, again, write, load, monke
     """Its texts would be held out and trained on."""
     path = write("all/a.txt", "x")
     monkeypatch.chdir(os.path.dirname(path))
-    os.symlink(path, "link.txt")
+    make_link("link.txt", path)
     os.link(path, "hard.txt")
     with pytest.raises(InputError, match=f"each file or name once, got .* and {again}"):
         load(f"{source}+{again}")
@@ -106,7 +106,7 @@ def test_files_of_a_folder_are_those_that_can_be_read(write, tmp_path):
     expected = [write("all/a[1].txt", "x"), write("all/sub.csv", "x")]
     for name in (".hidden.txt", ".git/x.txt", "notes.bin"):
         write(f"all/{name}", "x")
-    (tmp_path / "all/broken.txt").symlink_to("absent")
+    make_link(tmp_path / "all/broken.txt", "absent")
     [source] = find_sources(str(tmp_path / "all"), "regex", None, {})
     assert source.paths == expected
 
@@ -116,8 +116,8 @@ def test_link_to_a_file_of_its_folder_is_no_second_text(write, tmp_path):
     path = write("all/2026-05.txt", "x")
     outside = write("b.txt", "y")
     for link, target in [("0latest.txt", path), ("latest.txt", path), ("1.txt", outside)]:
-        os.symlink(target, tmp_path / "all" / link)
-    os.symlink(outside, tmp_path / "all/2.txt")
+        make_link(tmp_path / "all" / link, target)
+    make_link(tmp_path / "all/2.txt", outside)
     os.link(path, tmp_path / "all/3.txt")
     [source] = find_sources(str(tmp_path / "all"), "regex", None, {})
     names = [os.path.basename(path) for path in source.paths]
