@@ -235,7 +235,8 @@ class NgramLSH(WordHash):
         products                                -3   1   2      bits 0 1 1
 
     A random hyperplane passes between two vectors with probability angle / π, so two words differ
-    in that share of the bits: play and plays in 23 ± 4 of 128, unrelated words in 64 ± 6.
+    in that share of the bits: play and plays in 23 of 128 on average, with a standard deviation
+    of 4, and words that share no n-gram in 64.
 
     Args:
         grams: list[str], feature f is grams[f]; at most F.

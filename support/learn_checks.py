@@ -241,6 +241,8 @@ PROJ_ERRORS = [
      "length is taken."),
     (lambda bits, weight: normalize(weight - weight.mean(0)) @ standardize(bits),
      "The mean of weight is taken over the d rows. Each row has its own mean, of its T numbers."),
+    (lambda bits, weight: normalize(weight - weight.mean()) @ standardize(bits),
+     "One mean is taken of all of weight. Each row has its own mean, of its T numbers."),
     (lambda bits, weight: center(weight) @ center(bits),
      "The product is not divided by the two lengths."),
     (correlate_by_std,
@@ -566,7 +568,7 @@ EXERCISES = {
 QUIZ = [
     (False, "Counts choose which n-grams become features. x counts the n-grams of the word alone."),
     (True, "x · y = 0, so the angle is π / 2, and angle / π = 1/2 of the bits differ."),
-    (False, "23 is the mean over draws of eta. The count of one draw is about 23 ± 4."),
+    (False, "23 is the mean over draws of eta. Counts of single draws spread by about 4."),
     (True, "Bits less their mean change their sign, so each correlation does."),
     (False, "The words of all chosen places are dealt out to these places, by one permutation."),
     (False, "All distinct words have one probability, so most random words are rare."),

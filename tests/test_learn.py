@@ -25,6 +25,7 @@ from model import Config
 from objectives import MaskedHashes, ShuffleRandom, SketchTarget, make_batch
 from search import beam_search
 from support import learn_checks
+from support.common import read_json
 from support.learn_checks import EXERCISES, QUIZ, check, check_quiz, judge_function
 from tests.helpers import ROOT
 from tokenizer import FIRST_WORD_ID
@@ -198,6 +199,13 @@ def test_files_functions_and_tests_of_the_text_exist():
     assert num_functions > 12
     for link in re.findall(r"\]\((.*?)\)", TEXT):
         assert (ROOT / link).exists(), link
+
+
+def test_text_says_how_well_the_frequency_of_a_word_finds_random_words():
+    rows = read_json(ROOT / "results/frequency.json")["rows"]
+    f1 = {row["name"]: row["f1_random"] for row in rows}
+    model, frequency = f1["proj-lsh"], f1["proj-lsh: frequency of the word alone"]
+    assert f"an F1 of {frequency:.3f} for random words, and a trained model {model:.3f}" in TEXT
 
 
 # ---------------------------------------------------------------------------------------------

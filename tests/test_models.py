@@ -36,7 +36,8 @@ def test_readme_says_of_random_and_shuffled_words_what_the_card_says():
     millions = int(steps.replace(",", "")) * int(windows) * int(words) / 1e6
     text = (ROOT / "README.md").read_text("utf-8")
     random, shuffled = map(float, f1)
-    assert f"on {millions:.0f} million words, has {random:.2f} and {shuffled:.2f}." in text
+    assert f"read {millions:.0f} million words (21 million, twelve times), has" in text
+    assert f"has {random:.2f} and {shuffled:.2f}." in text
 
 
 def test_shrunk_checkpoint_says_what_the_whole_one_says(sr_run, tmp_path):
