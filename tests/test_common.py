@@ -283,7 +283,7 @@ def test_signals_are_those_that_the_system_has(monkeypatch):
     before = signal.getsignal(usr1)
     monkeypatch.delattr(signal, "SIGHUP")
     monkeypatch.delattr(signal, "SIGUSR1")
-    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR2, raising=False)
+    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGWINCH, raising=False)
     with common.catch_signals() as caught:
         assert signal.getsignal(usr1) == before
         signal.raise_signal(signal.SIGBREAK)
