@@ -29,7 +29,8 @@ from data.batches import divide
 from data.coders import CODERS
 from data.items import learn_map
 from hashing import HASHES
-from support.common import InputError, blame, build_once, fingerprint, reading, start_workers
+from support.common import InputError, blame, build_once, fingerprint, reading, save_parts
+from support.common import start_workers
 from tokenizer import FIRST_WORD_ID, UNK, HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -197,7 +198,7 @@ def cached(corpus, name, identity, build, *args):
     """
     code = [path.read_text("utf-8") for path in CODE]
     path = os.path.join(corpus.folder, f"{name}-{fingerprint([identity, code])}.pt")
-    build_once(path, lambda temporary: torch.save(build(*args), temporary))
+    build_once(path, lambda temporary: save_parts(build(*args), temporary))
     with reading(path):
         return torch.load(path, weights_only=True)
 

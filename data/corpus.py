@@ -34,8 +34,8 @@ from tqdm import tqdm
 
 from data.sources import find_sources, name_data
 from data.splitters import SPLITS, SUBWORDS, load_splitter
-from support.common import InputError, blame, build_once, fingerprint, reading, start_workers
-from support.common import write_json
+from support.common import InputError, blame, build_once, fingerprint, reading, remove
+from support.common import start_workers, write_json
 from tokenizer import FIRST_WORD_ID, SEP
 
 # The code that decides what a corpus contains. An edit of it, be it of a comment, builds corpora
@@ -295,7 +295,7 @@ def renumber(folder, id_of_number):
             num_written += len(ids)
     digest.update((folder / "words.txt").read_bytes())
     np.save(folder / "offsets.npy", np.concatenate(offsets))
-    os.remove(folder / "numbers.bin")
+    remove(folder / "numbers.bin")
     return digest.hexdigest()
 
 

@@ -136,7 +136,7 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
         multiprocessing_context="fork" if num_workers > 0 else None)
     with ending_children():
         try:
-            yield ([to_tensors(batch) for batch in arrays] for arrays in loader)
+            yield ([to_tensors(batch) for batch in arrays] for arrays in start_loader(loader))
         # subtle: around the block, since a signal tells PyTorch of a dead worker, and its handler
         # raises the error wherever this process is then, such as in a step
         except RuntimeError as error:
@@ -144,6 +144,14 @@ def open_loader(batches, objective, steps, rows, micro, num_workers, device):
                 raise
             # a worker was killed, such as for lack of shared memory, or is stuck
             raise InputError(f"--workers: {error}. Use --workers 0.") from error
+
+
+def start_loader(loader):
+    """Return an iterator over a DataLoader, whose workers start now."""
+    try:
+        return iter(loader)
+    except OSError as error:  # too few open files are allowed, or no shared memory is there
+        raise InputError(f"--workers: {error}. Use --workers 0.") from error
 
 
 def begin_loader_worker(number):

@@ -42,7 +42,7 @@ MAX_WORKERS = 8  # of start_workers: where they are not forked each imports torc
 # What ends a run besides Ctrl-C and SIGTERM, where the system has it: a closed terminal, Slurm's
 # warning before the time is over, Ctrl-Break
 OTHER_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGBREAK")
-RENAME_WAITS = (0.1, 0.5, 2.0)  # seconds between two tries
+WAITS = (0.1, 0.5, 2.0)  # seconds between two tries to rename or remove a file
 
 
 # -----------------------------------------------------------------------------
@@ -115,6 +115,21 @@ def reading(source):
     except Exception as error:
         reason = f"could not be read ({type(error).__name__}: {error})"[:200]
         raise InputError(f"{source}: {reason}") from error
+
+
+@contextlib.contextmanager
+def writing(path):
+    """Turn an OSError of the block that names no file into an InputError: path, and the reason.
+
+    The error of a full disk is one of these.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise InputError(f"{path}: could not be written ({error}). The disk may be "
+                         "full.") from error
 
 
 def at_least(minimum, kind=int, maximum=2**31 - 1):
@@ -496,27 +511,35 @@ def acquire_lock(path, flag, timeout=-1):
     except Timeout:
         raise
     except (OSError, NotImplementedError) as error:
+        if getattr(error, "filename", None) is not None:  # a read-only folder, which it names
+            raise
         raise InputError(f"{path}: could not be locked ({error}). Use {flag} on a local "
                          "disk.") from error
 
 
 def remove(path):
-    """Remove a file, or a folder with its contents, if it is there."""
+    """Remove a file, or a folder with its contents, if it is there. Try again, as try_again."""
     if os.path.isdir(path):
-        shutil.rmtree(path)
+        try_again(shutil.rmtree, path)
     else:
-        Path(path).unlink(missing_ok=True)
+        missing_ok = True
+        try_again(Path(path).unlink, missing_ok)
 
 
 def rename(old_path, new_path):
-    """Rename a file or folder. Try again where a scanner of Windows, or NFS, holds it a moment."""
-    for seconds in RENAME_WAITS:
+    """Rename a file or folder. Try again, as try_again."""
+    try_again(os.replace, old_path, new_path)
+
+
+def try_again(function, *args):
+    """Call a function of files, again where a scanner of Windows, or NFS, holds one a moment."""
+    for seconds in WAITS:
         try:
-            os.replace(old_path, new_path)
+            function(*args)
             return
         except PermissionError:
             time.sleep(seconds)
-    os.replace(old_path, new_path)
+    function(*args)
 
 
 @contextlib.contextmanager
@@ -531,7 +554,8 @@ def replacing(path, ending="tmp"):
     temporary = f"{path}.{ending}"
     remove(temporary)  # left by a process that was killed
     try:
-        yield temporary
+        with writing(path):
+            yield temporary
         if os.path.isdir(path):  # built meanwhile by a process that its lock did not stop
             remove(temporary)
         else:
@@ -613,12 +637,16 @@ def save_checkpoint(path, model, tokenizer, **more):
                          "written. Try a lower --lr.")
     config = dataclasses.asdict(model.config)
     parts = dict(format=FORMAT, config=config, model=weights, tokenizer=tokenizer)
+    with replacing(path) as temporary:
+        save_parts(parts | more, temporary)
+
+
+def save_parts(parts, path):
+    """Write plain types and tensors to a file. An error, such as of a full disk, is an OSError."""
     try:
-        with replacing(path) as temporary:
-            torch.save(parts | more, temporary)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise InputError(f"{path}: could not be saved ({error}). An earlier file is "
-                         "unchanged.") from error
+        torch.save(parts, path)
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
 
 
 def find_checkpoint(path):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from support.common import InputError
+from support.common import InputError, writing
 from support.reports import describe_progress, describe_result
 
 SHOW_EVERY = 30  # seconds between lines of progress
@@ -89,7 +89,7 @@ class Log:
                                  "steps. Try a lower --lr.")
             row[name] = float(f"{value:.6g}")
         if self.ranks.is_first:
-            with open(self.path, "a") as file:
+            with writing(self.path), open(self.path, "a") as file:
                 file.write(json.dumps(row) + "\n")
         self.restart_clock(step)
 

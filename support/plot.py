@@ -7,6 +7,8 @@ import json
 import math
 import os
 
+from support.common import writing
+
 
 def draw_losses(folder, num_classes, unigram_loss):
     """Draw the losses of a run over its steps, where matplotlib is installed.
@@ -40,5 +42,6 @@ def draw_losses(folder, num_classes, unigram_loss):
     axis.axhline(unigram_loss, color="gray", linestyle=":", label="label frequencies")
     axis.set(xlabel="optimizer steps", ylabel="cross-entropy, nats")
     axis.legend()
-    figure.savefig(path)
+    with writing(path):
+        figure.savefig(path)
     return f"Saved {path}: the losses in training and on the held-out set, and two baselines"

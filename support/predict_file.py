@@ -20,7 +20,7 @@ import torch
 
 from data.sources import choose_columns
 from data.rows import list_names, number_rows, peek_columns, read_rows, reader_options
-from support.common import InputError
+from support.common import InputError, writing
 
 PART = 256  # records in memory at a time
 OUTPUT = ("prediction", "notes", "error")  # what is added to a record
@@ -53,13 +53,17 @@ def write_rows(args, predictor):
     print(summary, file=sys.stderr)
 
 
+@contextlib.contextmanager
 def open_output(path):
     """Return a context of the file --jsonl, in UTF-8, or of stdout for None."""
     if path is None:
-        return contextlib.nullcontext(sys.stdout)
+        yield sys.stdout
+        return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     # half of a surrogate pair becomes its escape, as on stdout
-    return open(path, "w", encoding="utf-8", errors="backslashreplace", newline="\n")
+    options = dict(encoding="utf-8", errors="backslashreplace", newline="\n")
+    with writing(path), open(path, "w", **options) as file:
+        yield file
 
 
 def write_vectors(args, predictor):
@@ -81,7 +85,8 @@ def write_vectors(args, predictor):
         vectors.append(part_vectors)
     vectors = np.concatenate(vectors)
     Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
-    with open(args.vectors, "wb") as file:  # now: a bad row must not empty an earlier file
+    # now: a bad row must not empty an earlier file
+    with writing(args.vectors), open(args.vectors, "wb") as file:
         np.save(file, vectors)  # to a name it would add .npy
     print(f"Saved {args.vectors}: {len(vectors):,} vectors", file=sys.stderr)
     if num_empty > 0:

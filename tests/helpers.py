@@ -118,6 +118,18 @@ def assert_refused(main, argv, *fragments):
         assert str(fragment) in line
 
 
+def fail_first(function, num_failures):
+    """Return a function that fails so often, as on Windows, before it does what another does."""
+    failures = []
+
+    def fail(*args):
+        if len(failures) < num_failures:
+            failures.append(args)
+            raise PermissionError(5, "Access is denied", str(args[0]))
+        return function(*args)
+    return fail
+
+
 def run_script(*command, code=0, **env):
     """Run python with these words in a process of its own, which must end with this code.
 

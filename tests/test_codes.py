@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from data import codes, items
 from data.splitters import Words
@@ -118,6 +119,18 @@ def test_edit_of_a_hash_function_takes_effect(tmp_path, monkeypatch):
     _, after, _ = build(corpus, hash="md5")
     assert (after[FIRST_WORD_ID:] == 255).all()
     assert not (before[FIRST_WORD_ID:] == 255).all()
+
+
+def test_full_disk_is_named_and_leaves_no_half_file(tmp_path, monkeypatch):
+    """PyTorch reports it as a RuntimeError."""
+    def save(parts, path):
+        open(path, "w").close()
+        raise RuntimeError("unexpected pos 704 vs 598")
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(InputError, match="codes-.*.pt: could not be written .*disk may be full"):
+        build(make_corpus(tmp_path), hash="md5")
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize("name", ["fit-lsh-*", "codes-*"])

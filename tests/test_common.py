@@ -19,7 +19,7 @@ from model import HEADS, load_model
 from support import common
 from support.common import InputError, blame, build_once, load_checkpoint, lock_output, reading
 from support.common import save_checkpoint
-from tests.helpers import HAS_FORK, ROOT, needs_fork, run_script, tiny_model
+from tests.helpers import HAS_FORK, ROOT, fail_first, needs_fork, run_script, tiny_model
 
 if HAS_FORK:
     FORK = multiprocessing.get_context("fork")  # children see the patches of a test
@@ -129,6 +129,7 @@ def test_device_that_is_not_here_is_refused(name):
     ("cpu", "avx2", True, "float32"),
     ("cpu", "bf16", False, "float32"),  # PyTorch for macOS has nothing that uses it
     ("mps", "bf16", True, "float32"),  # another device does not follow the processor
+    ("xpu", "bf16", True, "float32"),
 ])
 def test_dtype_auto_follows_the_processor(monkeypatch, device, feature, has_onednn, dtype):
     device = torch.device(device)
@@ -138,6 +139,16 @@ def test_dtype_auto_follows_the_processor(monkeypatch, device, feature, has_oned
     monkeypatch.setattr(common, "find_device", lambda *_: device)
     args = argparse.Namespace(device=device.type, dtype="auto", compile=None)
     assert common.resolve_device(args) == (device, dtype, False)
+
+
+@pytest.mark.parametrize("has_bfloat16, dtype", [(True, "bfloat16"), (False, "float32")])
+def test_dtype_auto_of_a_gpu_is_what_it_does_not_emulate(gpu, monkeypatch, has_bfloat16, dtype):
+    """A T4 emulates bfloat16, and is slow at it."""
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported",
+        lambda including_emulation=True: including_emulation or has_bfloat16)
+    args = argparse.Namespace(device="cuda", dtype="auto", compile=False)
+    assert common.resolve_device(args).dtype == dtype
 
 
 @pytest.fixture
@@ -280,6 +291,20 @@ def test_second_ctrl_c_interrupts_at_once():
 
 
 @needs_fork
+def test_signals_are_those_that_the_system_has(monkeypatch):
+    """Windows has Ctrl-Break, and neither SIGHUP nor SIGUSR1."""
+    usr1 = signal.SIGUSR1
+    before = signal.getsignal(usr1)
+    monkeypatch.delattr(signal, "SIGHUP")
+    monkeypatch.delattr(signal, "SIGUSR1")
+    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGWINCH, raising=False)
+    with common.catch_signals() as caught:
+        assert signal.getsignal(usr1) == before
+        signal.raise_signal(signal.SIGBREAK)
+    assert caught == [signal.SIGBREAK]
+
+
+@needs_fork
 def test_signal_that_nohup_ignores_stays_ignored():
     handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with common.catch_signals() as caught:
@@ -313,20 +338,32 @@ def test_file_system_without_locks_is_named(monkeypatch, tmp_path, error):
         lock_output(str(tmp_path)).__enter__()
 
 
+def test_lock_in_a_read_only_folder_is_not_said_to_lack_locks(monkeypatch, tmp_path):
+    def acquire(lock, timeout):
+        raise OSError(30, "Read-only file system", lock.lock_file)
+
+    monkeypatch.setattr(common.FileLock, "acquire", acquire)
+    with pytest.raises(OSError, match="Read-only") as error:
+        build_once(str(tmp_path / "corpus"), os.mkdir)
+    assert error.value.filename == str(tmp_path / "corpus.lock")
+
+
+@pytest.mark.parametrize("owner, name, make", [
+    (Path, "unlink", Path.touch), (common.shutil, "rmtree", Path.mkdir)])
+def test_removal_that_a_scanner_stops_is_tried_again(monkeypatch, tmp_path, owner, name, make):
+    path = tmp_path / "name"
+    make(path)
+    monkeypatch.setattr(common, "WAITS", (0, 0))
+    monkeypatch.setattr(owner, name, fail_first(getattr(owner, name), num_failures=2))
+    common.remove(path)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("num_failures, is_renamed", [(1, True), (99, False)])
 def test_rename_that_a_scanner_stops_is_tried_again(
         monkeypatch, tmp_path, num_failures, is_renamed):
-    replace = os.replace
-    failures = []
-
-    def fail_first(old, new):
-        if len(failures) < num_failures:
-            failures.append(old)
-            raise PermissionError(5, "Access is denied")
-        replace(old, new)
-
-    monkeypatch.setattr(common, "RENAME_WAITS", (0, 0))
-    monkeypatch.setattr(os, "replace", fail_first)
+    monkeypatch.setattr(common, "WAITS", (0, 0))
+    monkeypatch.setattr(os, "replace", fail_first(os.replace, num_failures))
     path = str(tmp_path / "name")
     if is_renamed:
         build_once(path, os.mkdir)
@@ -418,9 +455,9 @@ def test_build_once_after_a_failure_builds_anew(make, tmp_path):
 
     def fail(temporary):
         make(temporary)
-        raise OSError
+        raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError):
+    with pytest.raises(InputError, match=f"^{path}: could not be written .*No space.* disk may"):
         build_once(path, fail)
     assert os.listdir(tmp_path) == ["name.lock"]  # nothing is left of it
     build_once(path, make)  # raises where it is still there
@@ -521,7 +558,7 @@ def test_save_checkpoint_with_nan_weights_keeps_the_old_one(path):
 def save_with_full_disk(path):
     import resource  # not on Windows
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
-    with pytest.raises(InputError, match="could not be saved"):
+    with pytest.raises(InputError, match="could not be written"):
         save_checkpoint(path, tiny_model(), {}, step=2)
     assert not os.path.exists(path + ".tmp")
 

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import math
+import os
 import random
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,12 +23,14 @@ from data.rows import read_rows
 from data.tasks import Task
 from infer import Predictor
 from model import PRESETS, STEP_STRIDE, Config, Model
+from support import common
 from support.common import Runtime, load_checkpoint, lock_output
+from support.jobs import keep_best_model
 from support.pretrained import Pretrained, choose_head, load_pretrained
 from support.results import Outcome, Result, print_summary, read_result
 from tests.pretend_gpu import pretend_gpu
-from tests.helpers import assert_refused, equal_weights, make_words, run_main, run_ranks
-from tests.helpers import split_quoted, write_table
+from tests.helpers import assert_refused, equal_weights, fail_first, make_words, run_main
+from tests.helpers import run_ranks, split_quoted, write_table
 from tests.test_squad import make_rows
 
 DEVICE = "--device cpu --dtype float32 --no-compile".split()
@@ -202,6 +206,22 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     assert " ".join(results["tasks"]) == "mnli qnli qqp rte sst2 mrpc cola stsb"
     assert results["average"] == (3.75 + 4.75) / 2
     assert (tmp_path / "stsb.pt").read_text() == "0"  # dev rows, on which 1 is better, choose none
+
+
+def test_model_that_a_scanner_holds_is_kept_a_moment_later(tmp_path, monkeypatch):
+    """Windows: the models were just written."""
+    results = []
+    for seed in (0, 1):
+        (tmp_path / f"own-seed-{seed}.pt").write_text(str(seed))
+        scores = dict(accuracy=50.0)
+        outcome = Outcome(scores, scores, predicted=[], selection=seed, log=[])
+        results.append(Result(seed, "accuracy", [], [], {}, 0, None, {}, outcome, None))
+    monkeypatch.setattr(common, "WAITS", (0,))
+    for owner, name in ((os, "replace"), (Path, "unlink")):
+        monkeypatch.setattr(owner, name, fail_first(getattr(owner, name), num_failures=1))
+    keep_best_model(SimpleNamespace(task="own", out=str(tmp_path)), "own", results)
+    assert os.listdir(tmp_path) == ["ckpt.pt"]
+    assert (tmp_path / "ckpt.pt").read_text() == "1"
 
 
 def test_class_without_rows_is_said_to_be_one(tune, sr_run, tmp_path):

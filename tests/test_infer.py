@@ -565,6 +565,14 @@ def test_vectors_of_an_earlier_run_stay_where_a_row_is_refused(paths, tmp_path):
     assert out.read_bytes() == b"earlier"
 
 
+@pytest.mark.parametrize("flag", ["--jsonl", "--vectors"])
+def test_output_on_a_full_disk_is_named(paths, tmp_path, flag):
+    path = tmp_path / "in.txt"
+    path.write_text("the cat\n" * 30)
+    flags = ["--ckpt", paths["detect"], "--file", path, flag, "/dev/full"]
+    assert_refused(infer.main, flags, "infer.py: /dev/full: could not be written")
+
+
 @pytest.mark.parametrize("flags, message", [
     ([], "one of the arguments TEXT --near --file is required"),
     (["--file", "bad.jsonl", "--vectors", "v.npy", "--jsonl", "o.jsonl"], "--jsonl: expected"),

@@ -89,6 +89,18 @@ def test_workers_need_no_shared_memory(build_loader, monkeypatch):
 
 
 @needs_fork
+def test_workers_that_cannot_start_end_the_run_in_one_line(build_loader, monkeypatch):
+    """ulimit -n is small, or a container has no shared memory for locks."""
+    def refuse():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(loading.DataLoader, "__iter__", lambda loader: refuse())
+    with pytest.raises(InputError, match="^--workers: .*Too many open files. Use --workers 0"):
+        with build_loader("cpu", 1):
+            pass
+
+
+@needs_fork
 def test_error_of_our_own_in_a_worker_keeps_its_text(build_loader, monkeypatch):
     monkeypatch.setattr(TextBatches, "get_batch", lambda *_: math.sqrt(-1))
     with pytest.raises(ValueError, match="math domain error"):

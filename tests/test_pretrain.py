@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,8 @@ from embeddings import EMBEDDINGS
 from model import Config, Model
 from objectives import IGNORE_INDEX, OBJECTIVES, make_batch
 from support import plot
-from support.common import Ranks, load_checkpoint, lock_output, num_cores
+from support.common import InputError, Ranks, load_checkpoint, lock_output, num_cores
+from support.log import Log
 from tests.helpers import HAS_FORK, ROOT, SMALL, SMALL_SETS, assert_refused, choose_emb
 from tests.helpers import equal_weights, find_port, make_words, needs_fork, read_log, run_main
 from tests.helpers import run_ranks, split_quoted, torchrun
@@ -535,6 +537,18 @@ def test_signal_saves_the_run(small, tmp_path, name):
     assert done.code == 128 + number
     assert "Interrupted at step 5" in done.out
     assert load_checkpoint(str(tmp_path / "run"))["step"] == 5
+
+
+def test_log_and_picture_on_a_full_disk_are_named(tmp_path):
+    log = Log("", 1, 1, None, Ranks(), None)
+    log.path = Path("/dev/full")
+    with pytest.raises(InputError, match="^/dev/full: could not be written"):
+        log.write(1, dict(loss=1.0))
+    (tmp_path / "log.jsonl").touch()
+    (tmp_path / "loss.png").symlink_to("/dev/full")
+    pytest.importorskip("matplotlib")
+    with pytest.raises(InputError, match="loss.png: could not be written"):
+        plot.draw_losses(str(tmp_path), 3, 1.0)
 
 
 def start_stuck(place, *flags, **env):
