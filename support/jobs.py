@@ -9,7 +9,7 @@ import collections
 import os
 from pathlib import Path
 
-from support.common import InputError, list_changes, quote_command, read_json, remove
+from support.common import InputError, list_changes, quote_command, read_json, remove, rename
 from support.results import read_result, summarize, write_results
 
 # A rerun may change these flags: digests of the texts and of the checkpoint are compared
@@ -93,5 +93,5 @@ def keep_best_model(args, name, results):
     for result in results:
         path = f"{job_path(args.out, name, result.seed)}.pt"
         if result is best and os.path.exists(path):  # else a finished run has renamed it already
-            os.replace(path, model_path(args, name))
+            rename(path, model_path(args, name))
         remove(path)
