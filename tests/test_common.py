@@ -144,7 +144,7 @@ def test_dtype_auto_follows_the_processor(monkeypatch, device, feature, has_oned
 def gpu(monkeypatch, tmp_path):
     """Let find_device return a GPU, on Linux, with all that torch.compile needs."""
     (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(common, "COMPILERS", ["python"])
+    monkeypatch.setattr(common, "COMPILERS", [sys.executable])
     monkeypatch.setattr(common.sys, "platform", "linux")
     monkeypatch.setattr(common.sysconfig, "get_path", lambda name: tmp_path)
     monkeypatch.setattr(common.importlib.util, "find_spec", lambda name: name)
