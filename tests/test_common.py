@@ -347,7 +347,7 @@ def test_build_once_accepts_a_folder_that_another_process_has_built(tmp_path):
         (path / "ids.bin").touch()
 
     build_once(str(path), build)
-    assert sorted(os.listdir(tmp_path)) == ["corpus", "corpus.lock"]
+    assert set(os.listdir(tmp_path)) - {"corpus.lock"} == {"corpus"}  # Windows removes the lock
     assert os.listdir(path) == ["ids.bin"]
 
 
@@ -422,7 +422,7 @@ def test_build_once_after_a_failure_builds_anew(make, tmp_path):
 
     with pytest.raises(OSError):
         build_once(path, fail)
-    assert os.listdir(tmp_path) == ["name.lock"]  # nothing is left of it
+    assert set(os.listdir(tmp_path)) <= {"name.lock"}  # nothing is left of it
     build_once(path, make)  # raises where it is still there
     assert os.path.exists(path)
 
