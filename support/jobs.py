@@ -9,8 +9,7 @@ import collections
 import os
 from pathlib import Path
 
-from support.common import InputError, list_changes, quote_command, read_json, remove
-from support.common import rename
+from support.common import InputError, list_changes, quote_command, read_json, remove, rename
 from support.results import read_result, summarize, write_results
 
 # A rerun may change these flags: digests of the texts and of the checkpoint are compared

@@ -155,7 +155,7 @@ def test_dtype_auto_of_a_gpu_is_what_it_does_not_emulate(gpu, monkeypatch, has_b
 def gpu(monkeypatch, tmp_path):
     """Let find_device return a GPU, on Linux, with all that torch.compile needs."""
     (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(common, "COMPILERS", ["python"])
+    monkeypatch.setattr(common, "COMPILERS", [sys.executable])
     monkeypatch.setattr(common.sys, "platform", "linux")
     monkeypatch.setattr(common.sysconfig, "get_path", lambda name: tmp_path)
     monkeypatch.setattr(common.importlib.util, "find_spec", lambda name: name)
@@ -384,7 +384,7 @@ def test_build_once_accepts_a_folder_that_another_process_has_built(tmp_path):
         (path / "ids.bin").touch()
 
     build_once(str(path), build)
-    assert sorted(os.listdir(tmp_path)) == ["corpus", "corpus.lock"]
+    assert set(os.listdir(tmp_path)) - {"corpus.lock"} == {"corpus"}  # Windows removes the lock
     assert os.listdir(path) == ["ids.bin"]
 
 
@@ -459,7 +459,7 @@ def test_build_once_after_a_failure_builds_anew(make, tmp_path):
 
     with pytest.raises(InputError, match=f"^{path}: could not be written .*No space.* disk may"):
         build_once(path, fail)
-    assert os.listdir(tmp_path) == ["name.lock"]  # nothing is left of it
+    assert set(os.listdir(tmp_path)) <= {"name.lock"}  # nothing is left of it
     build_once(path, make)  # raises where it is still there
     assert os.path.exists(path)
 

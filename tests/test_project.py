@@ -99,7 +99,7 @@ def test_flag_of_hashes_is_refused_where_it_has_no_effect():
 
 
 def test_importing_does_nothing():
-    paths = [str(path.relative_to(ROOT).with_suffix("")) for path in SOURCES]
+    paths = [path.relative_to(ROOT).with_suffix("").as_posix() for path in SOURCES]
     names = ", ".join(paths).replace("/", ".")
     done = run_script("-c", f"import {names}")
     assert done.stdout + done.stderr == ""

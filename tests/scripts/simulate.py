@@ -18,6 +18,8 @@ import torch
 
 def remove_fork():
     methods = multiprocessing.get_all_start_methods()
+    if "fork" not in methods:  # Windows
+        return
     methods.remove("fork")
     get_context = multiprocessing.context.DefaultContext.get_context
 
