@@ -233,7 +233,7 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
         q, k, v, hq, hk, fill, pairs, key_mask: as in lsh_attention_reference.
         impl: "dense": the formula. "blocks": bucket by bucket, attention_fast.py. "flex":
             FlexAttention, for a GPU, attention_flex.py. "auto": the fastest of those that serve.
-            torch.jit.trace and torch.export always take "dense". torch.vmap and second derivatives
+            torch.jit.trace always takes "dense". torch.export, torch.vmap and second derivatives
             require it.
 
     Returns:
@@ -272,8 +272,7 @@ def choose_impl(impl, q, hq, pairs):
     if impl in ("blocks", "flex") and not has_fast_form:
         raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
                          f"got {n} and {pairs!r}.")
-    # a trace would keep the sizes of the buckets of its example, and an export refuses them
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+    if torch.jit.is_tracing():  # a trace would keep the sizes of the buckets of its example
         return "dense"
     if impl != "auto":
         return impl
