@@ -585,6 +585,7 @@ def test_one_ctrl_c_ends_a_run_that_is_stuck_in_preparation(small, tmp_path):
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
+@needs_fork  # and the signals of Unix
 @pytest.mark.parametrize("place, name", [
     ("words", "SIGTERM"),  # docker stop, which signals the run alone
     ("words", "SIGKILL"),
