@@ -42,7 +42,9 @@ MAX_WORKERS = 8  # of start_workers: where they are not forked each imports torc
 # What ends a run besides Ctrl-C and SIGTERM, where the system has it: a closed terminal, Slurm's
 # warning before the time is over, Ctrl-Break
 OTHER_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGBREAK")
-WAITS = (0.1, 0.5, 2.0)  # seconds between two tries to rename or remove a file
+# Seconds between two tries to rename or remove a file: on Windows several writers of one file stop
+# each other for a moment, and a scanner for longer
+WAITS = (*[0.02] * 20, 0.1, 0.5, 2.0)
 
 
 # -----------------------------------------------------------------------------

@@ -278,7 +278,8 @@ def name_output(args):
         parts.append("lsh-attention")
     if args.data != (DEFAULTS["data"] if args.order else DATA_OF_SETS):
         parts.append(name_data(args.data))
-    return os.path.join("out", "-".join(parts))
+    name = "-".join(parts)
+    return f"out/{name}"  # on Windows too, as finetune.py and all pages write it
 
 
 def list_methods(field):

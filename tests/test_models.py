@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_shrunk_checkpoint_keeps_the_buckets_of_lsh_attention(tmp_path):
 ])
 def test_infer_without_ckpt_takes_the_model_that_fits_the_text(text, name, answer):
     done = run_main(infer.main, text)
-    assert f"models/{name}" in done.err
+    assert str(Path("models", name)) in done.err
     assert answer in done.out
 
 

@@ -509,7 +509,8 @@ def test_signal_to_one_rank_stops_all_and_changes_nothing(small, tmp_path):
     command = [SCRIPTS / "end_rank.py", "SIGTERM", "4", *flags]
     runs = run_ranks(command, command, code=128 + signal.SIGTERM)
     assert "Interrupted at step 4" in runs[0].out
-    assert runs[1].out == ""  # one rank prints
+    for line in runs[1].out.splitlines():  # one rank prints
+        assert line.startswith("[Gloo]")  # which is PyTorch 2.8
     run_ranks(*[["pretrain.py", *flags]] * 2)
     assert equal_weights(tmp_path / "whole", tmp_path / "stopped")
     assert read_log(tmp_path / "whole") == read_log(tmp_path / "stopped")
@@ -599,7 +600,7 @@ def test_one_ctrl_c_ends_a_run_that_is_stuck_in_preparation(small, tmp_path):
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
-@needs_fork
+@needs_fork  # and the signals of Unix
 @pytest.mark.parametrize("place, name", [
     ("words", "SIGTERM"),  # docker stop, which signals the run alone
     ("words", "SIGKILL"),
