@@ -132,28 +132,40 @@ def list_front_cells(paper, claims):
     simpler ways.
     """
     [main] = [claim for claim in claims if "saves" in claim]
-    score, replaced = compare_sides(paper, main)
-    simpler = [compare_sides(paper, claim)[1] for claim in claims if claim.get("simpler")]
+    simpler = [claim for claim in claims if claim.get("simpler")]
+    digits = max(count_digits(claim) for claim in [main, *simpler])
+    score, replaced = compare_sides(paper, main, digits)
+    others = [compare_sides(paper, claim, digits)[1] for claim in simpler]
     return dict(method=f"**{paper}**, {main['sides'][0]}", saves=main["saves"],
                 measured=main["measured"], score=score, replaced=replaced,
-                simpler="<br>".join(simpler) or None)
+                simpler="<br>".join(others) or None)
 
 
-def compare_sides(paper, claim):
-    """Return the method's score, str, and its rival's name and score, and who is better, str."""
+def measure_sides(claim):
+    """Return both sides' scores, their difference, and half of its interval. A share is in %."""
     here, control = read_sides(claim)
     difference, limit, _ = compare(claim, here, control)
-    scale = 100 if claim.get("whole") == 1 else 1  # a share, as a percentage
-    numbers = [scale * number for number in (here["mean"], control["mean"], difference, limit)]
-    # the fewest digits with which a reader's subtraction is right, and ± is not 0
+    scale = 100 if claim.get("whole") == 1 else 1
+    return [scale * number for number in (here["mean"], control["mean"], difference, limit)]
+
+
+def count_digits(claim):
+    """Return the fewest digits with which a reader's subtraction is right, and ± is not 0."""
     for digits in range(1, 5):
-        own, other, gap, error = [round(number, digits) for number in numbers]
+        own, other, gap, error = [round(number, digits) for number in measure_sides(claim)]
         if round(own - other, digits) == gap and error > 0:
             break
+    return digits
+
+
+def compare_sides(paper, claim, digits):
+    """Return the method's score, str, and its rival's name and score, and who is better, str."""
+    own, other, difference, error = measure_sides(claim)
+    gap = round(own, digits) - round(other, digits)  # so that a reader's subtraction is right
     is_higher = difference > 0
     wants_higher = claim.get("rule", "higher") == "higher"
     word = "better" if is_higher == wants_higher else "worse"
-    kind, words = judge(claim, here, control)
+    kind, words = judge(claim, *read_sides(claim))
     if kind in ("equal", "not decided", "excluded"):
         name = words if kind == "equal" else "undecided"
         verdict = f"**{name}** (difference {gap:+.{digits}f} ± {error:.{digits}f})"
