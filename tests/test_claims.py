@@ -416,6 +416,8 @@ def test_readme_and_page_say_what_lsh_attention_does_after_equal_time():
     assert f"two threads it takes [{share:.0f} %]" in page
     for name in ("mlm, L 1024, float32", "mlm, L 1024, bfloat16"):  # "about as long"
         assert 90 < read_table_rows("steps", name=name)["share_all"] < 110
+    for name in ("sr, L 4096, float32", "sr, L 4096, bfloat16"):  # "would take twice that"
+        assert 40 < read_table_rows("steps", name=name)["share_all"] < 60
     rows = {row["name"]: row for row in read_json(ROOT / "results/docstrings-more.json")["rows"]}
     dense = rows["dense, 1,024 positions"]["loss"]
     lsh = rows["LSH, r 8, m 256, 1,024 positions"]["loss"]
