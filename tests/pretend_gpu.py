@@ -15,7 +15,6 @@ memory, autocast, NCCL, torch.compile.
 """
 
 import contextlib
-import os
 import sys
 import traceback
 from collections import Counter
@@ -139,10 +138,10 @@ def is_cuda(device):
 def find_line():
     """Return "file:line" of the line of this project that is running."""
     for frame, line in traceback.walk_stack(sys._getframe()):
-        path = frame.f_code.co_filename
-        is_own = path.startswith(f"{ROOT}/") and "site-packages" not in path
-        if is_own and path != __file__:
-            return f"{os.path.relpath(path, ROOT)}:{line}"
+        path = Path(frame.f_code.co_filename)
+        is_own = path.is_relative_to(ROOT) and "site-packages" not in path.parts
+        if is_own and path != Path(__file__):
+            return f"{path.relative_to(ROOT).as_posix()}:{line}"
 
 
 @contextlib.contextmanager

@@ -130,7 +130,7 @@ def test_full_disk_is_named_and_leaves_no_half_file(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", save)
     with pytest.raises(InputError, match="codes-.*.pt: could not be written .*disk may be full"):
         build(make_corpus(tmp_path), hash="md5")
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}  # on Windows it is gone by now
 
 
 @pytest.mark.parametrize("name", ["fit-lsh-*", "codes-*"])

@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,7 +155,7 @@ def test_runs_that_have_not_ended_are_left_out(tmp_path, text_path, cache_dir, m
         (tmp_path / name / "ckpt.pt").touch()
     (tmp_path / "draws-b-0").mkdir()  # no checkpoint yet
     monkeypatch.setattr(draws, "load_checkpoint", lambda folder: dict(
-        step=steps[folder.rpartition("/")[2]], run=dict(steps=3)))
+        step=steps[Path(folder).name], run=dict(steps=3)))
     monkeypatch.setattr(draws, "measure_windows", lambda folder, args: (np.array([0.2]), {}))
     [row] = draws.bench_losses(list_flags(tmp_path / "draws-*", text_path, cache_dir))
     assert [run["run"] for run in row["runs"]] == ["draws-a-0"]
