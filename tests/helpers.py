@@ -36,6 +36,8 @@ SMALL_SETS = [*SMALL, *(
 # Windows has no fork, sends no signals, and PyTorch for it cannot connect ranks everywhere
 HAS_FORK = hasattr(os, "fork")
 needs_fork = pytest.mark.skipif(not HAS_FORK, reason="requires a system that forks processes")
+needs_full_disk = pytest.mark.skipif(  # macOS and Windows have none
+    sys.platform != "linux", reason="requires /dev/full")
 
 if "forkserver" in multiprocessing.get_all_start_methods():
     WARM = multiprocessing.get_context("forkserver")

@@ -32,7 +32,7 @@ from support import predict_file, runner
 from support.candidates import embed_words
 from support.common import InputError, load_checkpoint, save_checkpoint
 from support.readers import Example
-from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
+from tests.helpers import ROOT, assert_refused, make_words, needs_full_disk, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 from words import normalize_word
 
@@ -565,6 +565,7 @@ def test_vectors_of_an_earlier_run_stay_where_a_row_is_refused(paths, tmp_path):
     assert out.read_bytes() == b"earlier"
 
 
+@needs_full_disk
 @pytest.mark.parametrize("flag", ["--jsonl", "--vectors"])
 def test_output_on_a_full_disk_is_named(paths, tmp_path, flag):
     path = tmp_path / "in.txt"

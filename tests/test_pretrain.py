@@ -29,8 +29,8 @@ from support import plot
 from support.common import InputError, Ranks, load_checkpoint, lock_output, num_cores
 from support.log import Log
 from tests.helpers import HAS_FORK, ROOT, SMALL, SMALL_SETS, assert_refused, choose_emb
-from tests.helpers import equal_weights, find_port, make_words, needs_fork, read_log, run_main
-from tests.helpers import run_ranks, split_quoted, torchrun
+from tests.helpers import equal_weights, find_port, make_words, needs_fork, needs_full_disk
+from tests.helpers import read_log, run_main, run_ranks, split_quoted, torchrun
 
 SCRIPTS = ROOT / "tests" / "scripts"
 RESTARTS = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # for torchrun --max-restarts
@@ -436,7 +436,7 @@ def test_checkpoint_without_an_optimizer_is_refused(small, tmp_path):
     pretrain.main(small())
     path = tmp_path / "run" / "ckpt.pt"
     shutil.copy(tmp_path / "run" / "best.pt", path)
-    assert_refused(pretrain.main, small(), path, "it has no state of the optimizer")
+    assert_refused(pretrain.main, small(), "ckpt.pt", "it has no state of the optimizer")
 
 
 # Ranks
@@ -540,6 +540,7 @@ def test_signal_saves_the_run(small, tmp_path, name):
     assert load_checkpoint(str(tmp_path / "run"))["step"] == 5
 
 
+@needs_full_disk
 def test_log_and_picture_on_a_full_disk_are_named(tmp_path):
     log = Log("", 1, 1, None, Ranks(), None)
     log.path = Path("/dev/full")
