@@ -273,10 +273,14 @@ def are_names(cells, names):
     """Return whether cells are the names of columns, in any order, case and invisible marks."""
     if len(cells) != len(names):
         return False
+    folded = [name.casefold() for name in names]  # they are clean
     max_length = max(map(len, names)) + MAX_MARKS
-    if any(len(cell) > max_length for cell in cells):
-        return False  # to clean each text would take longer than to read
-    return sorted(fold_names(cells)) == sorted(fold_names(names))
+    for cell in cells:  # nearly all rows end at their first cell
+        if len(cell) > max_length:  # to clean each text would take longer than to read
+            return False
+        if clean_name(cell).casefold() not in folded:
+            return False
+    return sorted(fold_names(cells)) == sorted(folded)
 
 
 def fold_names(names):

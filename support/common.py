@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import functools
 import gc
 import hashlib
 import importlib.util
@@ -524,8 +525,7 @@ def remove(path):
     if os.path.isdir(path):
         try_again(shutil.rmtree, path)
     else:
-        missing_ok = True
-        try_again(Path(path).unlink, missing_ok)
+        try_again(functools.partial(Path(path).unlink, missing_ok=True))
 
 
 def rename(old_path, new_path):

@@ -124,11 +124,11 @@ def fail_first(function, num_failures):
     """Return a function that fails so often, as on Windows, before it does what another does."""
     failures = []
 
-    def fail(*args):
+    def fail(*args, **options):
         if len(failures) < num_failures:
             failures.append(args)
             raise PermissionError(5, "Access is denied", str(args[0]))
-        return function(*args)
+        return function(*args, **options)
     return fail
 
 

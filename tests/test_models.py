@@ -38,6 +38,7 @@ def test_readme_says_of_random_and_shuffled_words_what_the_card_says():
     text = (ROOT / "README.md").read_text("utf-8")
     random, shuffled = map(float, f1)
     assert f"read {millions:.0f} million words (21 million, twelve times), has" in text
+    assert "21.4 million words" in CARD and "12 epochs" in CARD
     assert f"has {random:.2f} and {shuffled:.2f}." in text
 
 
